@@ -23,6 +23,7 @@ from mmunorm.cli.arguments import command
 from mmunorm.deploy.edge import with_edge_layers
 from mmunorm.deploy.exportable import Exportable
 from mmunorm.deploy.formats.onnx import write_onnx
+from mmunorm.deploy.layouts import for_chips
 from mmunorm.deploy.windows import StaticWindowMSA, with_windows
 from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import PreflightError, whole_file, write_text
@@ -112,7 +113,8 @@ def write_network(network, norm, path):
     fuse_norms(model, layer_norms='keep')
     graph = with_windows(graph)
     if any(isinstance(module, (StaticWindowMSA, nn.Unfold)) for module in graph.modules()):
-        graph = with_edge_layers(graph, (images[:1], ))
+        graph = for_chips(torch.export.export(with_edge_layers(graph), (images[:1], ), strict=False))
+        graph.inputs = Network.inputs
     write_graph(graph, images, path)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from ..deploy.export import prepare_export, rotation_for
 from ..deploy.formats import VARIANTS, Session
 from ..deploy.images import Samples
-from ..deploy.saving import whole_files
+from ..deploy.saving import export_file
 from ..fusion import fuse_norms
 
 
@@ -51,8 +51,7 @@ class Subject:
         """A function that opens a form of the model from `VARIANTS`, and its size in bytes. Exports it the first time.
 
         Raises:
-            PreflightError: a package is missing, there are no images for INT8, or the runtime does not support the
-                model in this form.
+            PreflightError: a package is missing, there are no images for INT8, or the errors of :func:`export_file`.
         """
         chosen, form = VARIANTS[name]
         path = self._path(name)
@@ -61,9 +60,8 @@ class Subject:
             samples = ()
             if chosen.needs_images(form.int8):
                 samples = Samples(self.images, self.exportable.meta, self.batch)
-            with whole_files(path) as part:  # a failed export may have written a floating-point file
-                chosen.export(self.exportable, part, int8=form.int8, samples=samples)
-        return partial(chosen.open, path, self.threads, **form.how), chosen.size(path, self.exportable)
+            export_file(self.exportable, chosen, path, int8=form.int8, samples=samples)
+        return partial(chosen.open, path, self.threads, **form.load_options), chosen.size(path, self.exportable)
 
     def _path(self, name: str) -> Path:
         chosen, form = VARIANTS[name]

@@ -146,9 +146,9 @@ def same_digits(values: Sequence[float]) -> int:
 
 
 def draw_predictions(dataset, runners: dict[str, ExportedModel]) -> list[dict[str, np.ndarray]]:
-    """The ground truth of the first test images, and what models see in them; empty if the data are no image files."""
+    """The ground truth of the first test images, and what models see in them; empty without models or image files."""
     drawn = []
-    for index in range(min(NUM_IMAGES, len(dataset))):
+    for index in range(min(NUM_IMAGES, len(dataset)) if runners else 0):
         info = dataset.get_data_info(index)
         loading = next(iter(runners.values())).loading
         image = read_image(Path(info['img_path']), **loading) if info.get('img_path') else None

@@ -100,7 +100,7 @@ def write_recipe(converted: Path, steps: int, path: Path, adapted: bool) -> None
 def form_of(name: str, int8: str | None) -> str | None:
     """The row of `tools/deploy/benchmark.py` for a format and a kind of INT8; None if it has none."""
     return next((row for row, (format_, form) in VARIANTS.items()
-                 if format_.name == name and form.int8 == int8 and not form.how), None)
+                 if format_.name == name and form.int8 == int8 and not form.load_options), None)
 
 
 @torch.no_grad()

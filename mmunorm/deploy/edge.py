@@ -1,11 +1,10 @@
-"""Layers for edge devices: at most four dimensions, and constants instead of values that depend on the input size.
+"""Layers for edge devices beside the operators of :mod:`.layouts`, and pixels normalized by the first layer.
 
-Each layer computes the same as the stock one. The normalization of pixels is folded into the first layer.
+Each layer computes the same as the stock one.
 """
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 import torch
@@ -14,25 +13,18 @@ from torch import Tensor, nn
 from ..norms.replace import replace_modules
 from .graphs import ClassifierGraph, DetectorGraph, Pixels, named_outputs
 from .performer import EdgePerformer, EdgeT2T, is_folded_t2t, is_performer, pair
-from .windows import StaticWindowMSA
 
 
-@torch.no_grad()
-def with_edge_layers(graph: nn.Module, inputs: Sequence[Tensor], performers: bool = True) -> nn.Module:
-    """A copy of the `graph` of an :class:`.Exportable` with the layers of this module, for inputs of one size.
+def with_edge_layers(graph: nn.Module, performers: bool = True) -> nn.Module:
+    """A copy of the `graph` of an :class:`.Exportable` with the layers of this module.
 
-    The sample `inputs` run once to compute the constants for their size. Without `performers`, the tokens-to-token
-    module of a T2T-ViT keeps its own.
+    Without `performers`, the tokens-to-token module of a T2T-ViT keeps its own.
     """
     graph = copy.deepcopy(graph)
-    t2t = ((is_folded_t2t, EdgeT2T), (is_performer, EdgePerformer))
-    for is_old, new in (*(t2t if performers else ()), (lambda module: isinstance(module, nn.Unfold), EdgeUnfold)):
+    t2t = ((is_folded_t2t, EdgeT2T), (is_performer, EdgePerformer)) if performers else ()
+    for is_old, new in (*t2t, (lambda module: isinstance(module, nn.Unfold), EdgeUnfold)):
         replace_modules(graph, is_old, new)
-    for module in graph.modules():
-        if isinstance(module, StaticWindowMSA):
-            module.keeps_cut = True
-    graph.eval().requires_grad_(False)(*inputs)
-    return graph
+    return graph.eval().requires_grad_(False)
 
 
 class EdgeUnfold(nn.Module):
@@ -44,15 +36,13 @@ class EdgeUnfold(nn.Module):
     def __init__(self, stock: nn.Unfold):
         super().__init__()
         self.kernel_size, self.stride, self.padding, self.dilation = (
-            pair(each) for each in (stock.kernel_size, stock.stride, stock.padding, stock.dilation))
-        self.weight: Tensor | None = None
+            pair(value) for value in (stock.kernel_size, stock.stride, stock.padding, stock.dilation))
 
     def forward(self, x: Tensor) -> Tensor:
         """`(B, C, H, W)` to `(B, C * kernel, L)`."""
         channels, (height, width) = x.shape[1], self.kernel_size
-        if not torch.compiler.is_compiling():
-            self.weight = torch.eye(height * width).view(-1, 1, height, width).repeat(channels, 1, 1, 1)
-        x = nn.functional.conv2d(x, self.weight, None, self.stride, self.padding, self.dilation, channels)
+        weight = torch.eye(height * width).view(-1, 1, height, width).repeat(channels, 1, 1, 1)
+        x = nn.functional.conv2d(x, weight, None, self.stride, self.padding, self.dilation, channels)
         return x.flatten(2)
 
 
@@ -96,26 +86,26 @@ def as_convolution(pixels: Pixels) -> nn.Conv2d:
 @torch.no_grad()
 def _first_convolution(graph: nn.Module, images: Tensor) -> nn.Conv2d | None:
     """The convolution that is the only consumer of the pixels, if it does not pad."""
-    made, readers, pads = [], [], []
+    pixels, consumers, pads = [], [], []
 
-    def look(module, args):
-        if made and args and args[0] is made[0]:
-            readers.append(module)
+    def record_consumer(module, args):
+        if pixels and args and args[0] is pixels[0]:
+            consumers.append(module)
 
-    def keep(module, args, out):
-        made.append(out)
+    def record_pixels(module, args, out):
+        pixels.append(out)
         pads.append(out.shape != args[0].shape)
 
     with ExitStack() as hooks:
-        hooks.enter_context(graph.pixels.register_forward_hook(keep))
+        hooks.enter_context(graph.pixels.register_forward_hook(record_pixels))
         for module in graph.modules():
             if type(module) is nn.Conv2d:  # timm's Conv2dSame pads, and its StdConv2d changes its weights
-                hooks.enter_context(module.register_forward_pre_hook(look))
+                hooks.enter_context(module.register_forward_pre_hook(record_consumer))
         expected = named_outputs(graph(images))
-    if len(readers) != 1 or readers[0].groups > 1 or any(readers[0].padding) or any(pads):
+    if len(consumers) != 1 or consumers[0].groups > 1 or any(consumers[0].padding) or any(pads):
         return None
     with ExitStack() as hooks:  # all other consumers, such as a residual connection, get zeros
         hooks.enter_context(graph.pixels.register_forward_hook(lambda module, args, out: torch.zeros_like(out)))
-        hooks.enter_context(readers[0].register_forward_pre_hook(lambda module, args: (made[0], )))
+        hooks.enter_context(consumers[0].register_forward_pre_hook(lambda module, args: (pixels[0], )))
         found = named_outputs(graph(images))
-    return readers[0] if all(torch.equal(found[name], out) for name, out in expected.items()) else None
+    return consumers[0] if all(torch.equal(found[name], out) for name, out in expected.items()) else None

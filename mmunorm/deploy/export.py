@@ -174,18 +174,18 @@ def _check_preprocessing(model: nn.Module, graph: nn.Module, meta: dict, inputs:
     try:
         if is_classifier:
             found = model.test_step(dict(inputs=torch.stack(single), data_samples=samples))
-            own = dict(scores=torch.stack([each.pred_score for each in found]).numpy())
+            stock = dict(scores=torch.stack([sample.pred_score for sample in found]).numpy())
         else:
             data = model.data_preprocessor(dict(inputs=single, data_samples=samples), False)
-            own, expected = ({f'map{index}': each.numpy() for index, each in enumerate(maps)} for maps in (
+            stock, expected = ({f'map{index}': out.numpy() for index, out in enumerate(maps)} for maps in (
                 model.extract_feat(data['inputs']), graph.detector.extract_feat(graph.pixels.padded(images, sizes))))
-        apart = differences(expected, own, 'classifier' if is_classifier else 'features')
+        found = differences(expected, stock, 'classifier' if is_classifier else 'features')
     except Exception as error:  # that of a project may raise any
         raise PreflightError(f'{meta["model"]} with {preprocessor}, its data_preprocessor, cannot be compared with '
                              f'what would be exported: {error_text(error)}.') from error
-    if not apart.is_float:
+    if not found.is_float:
         raise PreflightError(f'{preprocessor}, the data_preprocessor of {meta["model"]}, does something that the file '
-                             f'would not: {apart}.')
+                             f'would not: {found}.')
 
 
 def _sample(task: str, shape: tuple[int, int]):

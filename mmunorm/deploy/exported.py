@@ -8,7 +8,7 @@ import numpy as np
 
 from ..utils import PreflightError
 from .formats import Session, open_file
-from .images import batch_of, paste, prepare
+from .images import apply_steps, batch_of, paste
 
 
 @dataclass
@@ -62,7 +62,7 @@ class ExportedModel:
                                  f'{" x ".join(map(str, arrays[0].shape[2:]))}.')
         parts = []
         for start in range(0, number, batch):
-            # ExecuTorch does not look at strides, which transposed images have.
+            # ExecuTorch ignores strides, which transposed images have.
             part = [np.ascontiguousarray(array[start:start + batch], np.float32) for array in arrays]
             missing = batch - len(part[0])
             if missing:
@@ -80,20 +80,20 @@ class ExportedModel:
         from mmengine.structures import InstanceData
         outputs = self(*batch_of(batch['inputs'], self.meta))
         for index, sample in enumerate(batch['data_samples']):
-            own = {name: array[index] for name, array in outputs.items()}
+            out = {name: array[index] for name, array in outputs.items()}
             if not self.is_detector:
-                sample.set_pred_score(torch.from_numpy(own['scores'])).set_pred_label(int(own['scores'].argmax()))
+                sample.set_pred_score(torch.from_numpy(out['scores'])).set_pred_label(int(out['scores'].argmax()))
                 continue
-            found = self._detections(own, sample.scale_factor, *sample.ori_shape)
+            found = self._detections(out, sample.scale_factor, *sample.ori_shape)
             fields = dict(bboxes=found.boxes, scores=found.scores, labels=found.labels, masks=found.masks)
-            sample.pred_instances = InstanceData(**{name: torch.from_numpy(each) for name, each in fields.items()
-                                                    if each is not None})
+            sample.pred_instances = InstanceData(**{name: torch.from_numpy(value) for name, value in fields.items()
+                                                    if value is not None})
         return batch['data_samples']
 
     def classify(self, image: np.ndarray) -> np.ndarray:
         """Class probabilities, `(classes, )` float32, of an image `(h, w, 3)` uint8 in BGR."""
         import mmcv
-        image = prepare(image, self.meta['steps'])
+        image = apply_steps(image, self.meta['steps'])
         if not self.meta['bgr']:
             image = image[..., ::-1]
         _, _, height, width = self.meta['shape']
@@ -106,7 +106,7 @@ class ExportedModel:
     def detect(self, image: np.ndarray, score_thr: float = 0.) -> Detections:
         """The objects in an image `(h, w, 3)` uint8 in BGR with at least the score `score_thr`."""
         import mmcv
-        small = prepare(image, self.meta['steps'])
+        small = apply_steps(image, self.meta['steps'])
         _, _, height, width = self.meta['shape']
         shrink = min(1., height / small.shape[0], width / small.shape[1]) if height else 1.
         if shrink < 1:
@@ -118,7 +118,7 @@ class ExportedModel:
 
     def _detections(self, outputs: dict[str, np.ndarray], scale: tuple[float, float], height: int, width: int,
                     score_thr: float = 0.) -> Detections:
-        """Converts the outputs of an image to its own pixels; `scale` is the model's image size over its (w, h)."""
+        """The detections in pixels of the original image; `scale` is the model's image size over its (w, h)."""
         scores = outputs['dets'][:, 4]
         found = (scores > 0) & (scores >= score_thr)
         boxes = outputs['dets'][found, :4] / np.array([*scale, *scale], np.float32)

@@ -80,8 +80,8 @@ def named_outputs(out, name: str = '') -> dict[str, Tensor]:
         raise PreflightError(f'the model returns {name or "a value"} of type {type(out).__name__}; it must return a '
                              'tensor, or a tuple or dict of tensors.')
     found = {}
-    for key, each in out.items() if isinstance(out, Mapping) else enumerate(out):
-        inner = named_outputs(each, f'{name}_{key}' if name else str(key) if isinstance(out, Mapping) else
+    for key, value in out.items() if isinstance(out, Mapping) else enumerate(out):
+        inner = named_outputs(value, f'{name}_{key}' if name else str(key) if isinstance(out, Mapping) else
                               f'output{key}')
         if same := found.keys() & inner.keys():
             raise PreflightError(f'the model returns two tensors that a file would name {sorted(same)[0]}: rename a '
@@ -113,22 +113,28 @@ class DetectorGraph(nn.Module):
     """A complete detector of mmdet in eval mode.
 
     Takes `images` `(N, 3, H, W)` float32, with any padding on the right and at the bottom, and `sizes` `(N, 2)`
-    float32, height and width of the images without padding. Returns the outputs of :class:`.rcnn.detector.RCNN`.
+    float32, height and width of the images without padding. Returns the outputs of :func:`.rcnn.postprocess.detect`.
     """
     inputs = ('images', 'sizes')
 
     def __init__(self, detector: nn.Module):
-        from .rcnn.detector import RCNN, SingleStage
-        roi = getattr(detector, 'roi_head', None)
+        from .rcnn.parts import Features, region_networks, settings_of
         super().__init__()
         self.pixels = Pixels(detector.data_preprocessor)
         self.detector = detector
-        self.rest = SingleStage(detector) if roi is None else RCNN(detector)
-        self.outputs = ('dets', 'labels', 'masks') if roi is not None and roi.with_mask else ('dets', 'labels')
+        self.settings = settings_of(detector, self.pixels)
+        self.features = Features(detector, self.pixels)
+        self.networks = nn.ModuleDict(region_networks(detector))
+        self.outputs = ('dets', 'labels', 'masks') if 'masks' in self.networks else ('dets', 'labels')
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         """Detections of images with values from 0 to 255."""
-        return self.rest(self.detector.extract_feat(self.pixels.padded(images, sizes)), sizes)
+        from .rcnn.postprocess import detect
+        return detect(self.settings, self.run, self.features(images, sizes), sizes)
+
+    def run(self, name: str, regions: Tensor, found: Tensor) -> dict[str, Tensor]:
+        """The `Run` of :mod:`.rcnn.postprocess`."""
+        return self.networks[name](regions)
 
 
 def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
@@ -141,7 +147,7 @@ def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
     from mmpretrain.models.classifiers import BaseClassifier, ImageClassifier
     from mmpretrain.models.heads import ClsHead
 
-    from .rcnn.detector import obstacle
+    from .rcnn.parts import obstacle
     name = type(model).__name__
     if isinstance(model, ImageClassifier):
         head = model.head

@@ -8,7 +8,7 @@ import numpy as np
 from ..utils import PreflightError
 
 
-def prepare(image: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
+def apply_steps(image: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
     """An image `(h, w, 3)` uint8 after the steps of :func:`steps_of`; float32 if one of them is that."""
     import mmcv
     for step in steps:
@@ -28,13 +28,13 @@ def prepare(image: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
         else:  # 'within' a landscape or portrait frame; rounded as mmcv does
             factor = min(size[0] / max(height, width), size[1] / min(height, width))
             height, width = int(height * factor + 0.5), int(width * factor + 0.5)
-        how = {name: step[name] for name in ('backend', 'interpolation') if name in step}
-        image = mmcv.imresize(image, (width, height), **how)
+        options = {name: step[name] for name in ('backend', 'interpolation') if name in step}
+        image = mmcv.imresize(image, (width, height), **options)
     return image
 
 
 def steps_of(pipeline: Sequence[dict]) -> list[dict]:
-    """The resizing steps of a test pipeline of mmpretrain or mmdet, as plain data for :func:`prepare`.
+    """The resizing steps of a test pipeline of mmpretrain or mmdet, as plain data for :func:`apply_steps`.
 
     Raises:
         ValueError: a transform is not supported.
@@ -42,18 +42,18 @@ def steps_of(pipeline: Sequence[dict]) -> list[dict]:
     steps = []
     for transform in pipeline:
         kind = transform['type'].rpartition('.')[2]
-        how = {name: transform[name] for name in ('backend', 'interpolation') if name in transform}
+        options = {name: transform[name] for name in ('backend', 'interpolation') if name in transform}
         if kind == 'Resize':
             scale = transform.get('scale')
             if scale is None:
                 raise ValueError(f'Resize without a scale: {dict(transform)}')
             sides = (scale, scale) if isinstance(scale, int) else tuple(scale)
             if transform.get('keep_ratio'):
-                steps.append(dict(step='within', size=[max(sides), min(sides)], **how))
+                steps.append(dict(step='within', size=[max(sides), min(sides)], **options))
             else:
-                steps.append(dict(step='resize', size=[sides[1], sides[0]], **how))
+                steps.append(dict(step='resize', size=[sides[1], sides[0]], **options))
         elif kind == 'ResizeEdge' and transform.get('edge', 'short') == 'short':
-            steps.append(dict(step='short_edge', size=transform['scale'], **how))
+            steps.append(dict(step='short_edge', size=transform['scale'], **options))
         elif kind == 'CenterCrop' and not transform.get('auto_pad'):
             size = transform['crop_size']
             steps.append(dict(step='crop', size=[size, size] if isinstance(size, int) else [size[1], size[0]]))
@@ -97,11 +97,11 @@ def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]
     if not height:
         height, width = (int(-(-side // meta['divisor']) * meta['divisor']) for side in sizes.max(0))
     batch = np.zeros((len(images), 3, height, width), np.float32)
-    for place, image in zip(batch, images, strict=True):
+    for target, image in zip(batch, images, strict=True):
         if image.shape[1] > height or image.shape[2] > width:
             raise PreflightError(f'an image of {image.shape[1]} x {image.shape[2]} pixels does not fit into '
                                  f'{height} x {width}: export with a larger --shape.')
-        place[:, :image.shape[1], :image.shape[2]] = image
+        target[:, :image.shape[1], :image.shape[2]] = image
     return batch, sizes
 
 

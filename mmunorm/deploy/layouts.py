@@ -31,7 +31,7 @@ def for_chips(program: torch.export.ExportedProgram) -> fx.GraphModule:
         if isinstance(value := node.meta.get('val'), Tensor):
             node.meta['val'] = torch.empty(value.shape, dtype=value.dtype, device='meta')
     rewriter = _Rewriter(module)
-    for rewrite in (rewriter.fold_constant, rewriter.simplify, rewriter.write_out, rewriter.select,
+    for rewrite in (rewriter.fold_constant, rewriter.simplify, rewriter.decompose, rewriter.select,
                     rewriter.merge_dimensions, rewriter.scale, rewriter.shorten):
         for node in list(module.graph.nodes):
             if node.op == 'call_function' and (new := rewrite(node)) is not None:
@@ -52,7 +52,7 @@ class Editor:
     def emit(self, at: fx.Node, target: Callable, *args) -> fx.Node:
         with self.graph.inserting_before(at):
             node = self.graph.call_function(target, args)
-        node.meta['val'] = target(*fx.node.map_arg(args, lambda each: each.meta['val']))
+        node.meta['val'] = target(*fx.node.map_arg(args, lambda input: input.meta['val']))
         node.meta['nn_module_stack'] = at.meta.get('nn_module_stack', {})
         return node
 
@@ -83,7 +83,7 @@ class _Rewriter(Editor):
             self.graph.erase_node(node)
         elif node.target is aten.new_zeros.default:
             return self.constant(node, torch.zeros(node.meta['val'].shape, dtype=node.meta['val'].dtype))
-        elif isinstance(node.meta.get('val'), Tensor) and all(each.op == 'get_attr' for each in inputs):
+        elif isinstance(node.meta.get('val'), Tensor) and all(input.op == 'get_attr' for input in inputs):
             args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), self.value)
             return self.constant(node, node.target(*args, **kwargs))
         return None
@@ -93,16 +93,16 @@ class _Rewriter(Editor):
         value, first = node.meta.get('val'), node.args[0] if node.args else None
         if not isinstance(value, Tensor) or not isinstance(first, fx.Node):
             return None
-        own = first.meta.get('val')
+        before = first.meta.get('val')
         if node.target in _VIEWS:
             return self.emit(node, aten.reshape.default, first, list(value.shape))
-        if node.target in _COPIES and own.dtype == value.dtype or (
+        if node.target in _COPIES and before.dtype == value.dtype or (
                 node.target is aten.pad.default and not any(node.args[1])) or (
-                node.target is aten.expand.default and own.shape == value.shape):
+                node.target is aten.expand.default and before.shape == value.shape):
             return first
         if node.target is aten.transpose.int:
             order = list(range(value.dim()))
-            a, b = (each % value.dim() for each in node.args[1:])
+            a, b = (axis % value.dim() for axis in node.args[1:])
             order[a], order[b] = b, a
             return self.emit(node, aten.permute.default, first, order)
         if node.target.__name__ == 'getitem' and first.target is aten.unbind.int:
@@ -110,7 +110,7 @@ class _Rewriter(Editor):
             return self.emit(node, aten.select.int, first.args[0], dim, node.args[1])
         return None
 
-    def write_out(self, node: fx.Node) -> fx.Node | None:
+    def decompose(self, node: fx.Node) -> fx.Node | None:
         """Decomposes attention, and rolls into slices because ExecuTorch quantizes the indices of its own rolls."""
         if node.target is aten.roll.default:
             x, shifts, dims = (*node.args, [])[:3]
@@ -126,12 +126,12 @@ class _Rewriter(Editor):
         if node.target is not aten.scaled_dot_product_attention.default:
             return None
         q, k, v, mask, _, is_causal = (*node.args, *(None, ) * 6)[:6]
-        how = dict(node.kwargs)
-        mask, is_causal = how.get('attn_mask', mask), how.get('is_causal', is_causal)
+        kwargs = dict(node.kwargs)
+        mask, is_causal = kwargs.get('attn_mask', mask), kwargs.get('is_causal', is_causal)
         shape = q.meta['val'].shape
-        if is_causal or how.get('enable_gqa'):
+        if is_causal or kwargs.get('enable_gqa'):
             return None
-        scale = how.get('scale')
+        scale = kwargs.get('scale')
         scale = shape[-1]**-0.5 if scale is None else scale
         last = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
         if (query := self.value(q)) is None:
@@ -140,53 +140,53 @@ class _Rewriter(Editor):
         else:  # as of a pool by attention: LiteRT quantizes only a second factor that is constant
             q = self.constant(node, (query * scale).mT)
             scores = self.emit(node, aten.permute.default, self.emit(node, aten.matmul.default, k, q), last)
-        keeps = None
+        is_allowed = None
         if mask is not None:
             if (value := self.value(mask)) is not None:
-                bias, keeps = _as_bias(value)
+                bias, is_allowed = _as_bias(value)
                 mask = self.constant(node, bias)
             elif mask.meta['val'].dtype == torch.bool:
                 return None
             scores = self.emit(node, aten.add.Tensor, scores, mask)
         out = self.emit(node, aten.matmul.default, self.emit(node, aten.softmax.int, scores, -1), v)
-        return out if keeps is None else self.emit(node, aten.mul.Tensor, out, self.constant(node, keeps))
+        return out if is_allowed is None else self.emit(node, aten.mul.Tensor, out, self.constant(node, is_allowed))
 
     def source(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
         """The source of a node before views and permutations, and these, in order."""
-        way = []
+        views = []
         while node.target in (aten.reshape.default, aten.permute.default, aten.select.int):
-            way.insert(0, node)
+            views.insert(0, node)
             node = node.args[0]
-        return node, way
+        return node, views
 
     def select(self, node: fx.Node) -> fx.Node | None:
         """Turns a slice of a linear layer's output into a separate layer."""
         if node.target is not aten.select.int:
             return None
-        layer, way = self.source(node)
+        layer, views = self.source(node)
         if layer.target is not aten.linear.default:
             return None
         shape = layer.meta['val'].shape
-        place = torch.arange(math.prod(shape)).view(shape)
-        for each in way:
-            place = each.target(place, *each.args[1:])
-        rows, channels = place // shape[-1], place % shape[-1]
+        index = torch.arange(math.prod(shape)).view(shape)
+        for view in views:
+            index = view.target(index, *view.args[1:])
+        rows, channels = index // shape[-1], index % shape[-1]
         first, number = int(channels.min()), int(channels.max() - channels.min()) + 1
-        place = rows * number + channels - first
-        sides = [side for side in place.shape if side > 1]
-        steps = place.view(sides)
+        index = rows * number + channels - first
+        sides = [side for side in index.shape if side > 1]
+        steps = index.view(sides)
         strides = [int(steps.select(axis, 1).flatten()[0] - steps.flatten()[0]) for axis in range(len(sides))]
         order = sorted(range(len(sides)), key=lambda axis: -strides[axis])
-        made = torch.arange(math.prod(sides)).view([sides[axis] for axis in order])
+        output = torch.arange(math.prod(sides)).view([sides[axis] for axis in order])
         back = [order.index(axis) for axis in range(len(sides))]
-        if number * math.prod(shape[:-1]) != place.numel() or not torch.equal(made.permute(back), steps):
+        if number * math.prod(shape[:-1]) != index.numel() or not torch.equal(output.permute(back), steps):
             return None
         x, weight, bias = (*layer.args, None)[:3]
-        parts = [each if each is None else self.constant(node, self.value(each)[first:first + number])
-                 for each in (weight, bias)]
+        parts = [parameter if parameter is None else self.constant(node, self.value(parameter)[first:first + number])
+                 for parameter in (weight, bias)]
         x = self.emit(node, aten.linear.default, x, *parts)
-        x = self.emit(node, aten.reshape.default, x, list(made.shape))
-        return self.emit(node, aten.reshape.default, self.emit(node, aten.permute.default, x, back), list(place.shape))
+        x = self.emit(node, aten.reshape.default, x, list(output.shape))
+        return self.emit(node, aten.reshape.default, self.emit(node, aten.permute.default, x, back), list(index.shape))
 
     def merge_dimensions(self, node: fx.Node) -> fx.Node | None:
         """Rewrites a permutation, or a sum with a constant, in fewer dimensions."""
@@ -227,14 +227,15 @@ class _Rewriter(Editor):
         if isinstance(factor, fx.Node):
             value = self.value(factor)
             factor = value.squeeze() if value is not None and value.numel() == 1 else None
-        layer, way = self.source(node.args[0])
+        layer, views = self.source(node.args[0])
         if factor is None or layer.target is not aten.linear.default or any(
-                len(each.users) > 1 for each in (layer, *way)) or (
+                len(between.users) > 1 for between in (layer, *views)) or (
                 node.args[0].meta['val'].shape != node.meta['val'].shape):
             return None
-        x, *parts = layer.args
-        parts = [each if each is None else self.constant(layer, self.value(each) * factor) for each in parts]
-        layer.replace_all_uses_with(self.emit(layer, aten.linear.default, x, *parts))
+        x, *parameters = layer.args
+        scaled = [parameter if parameter is None else self.constant(layer, self.value(parameter) * factor)
+                  for parameter in parameters]
+        layer.replace_all_uses_with(self.emit(layer, aten.linear.default, x, *scaled))
         return node.args[0]
 
     def shorten(self, node: fx.Node) -> fx.Node | None:
@@ -258,7 +259,7 @@ def _as_bias(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0., -math.inf)
     largest = mask.amax(-1, keepdim=True)
-    keeps = (largest > -math.inf).to(mask.dtype)
+    is_allowed = (largest > -math.inf).to(mask.dtype)
     # A row of equal finite values, however low, allows everything.
-    bias = torch.where((largest > LOWEST) | (keeps == 0), mask.clamp(min=LOWEST), mask)
-    return bias, None if keeps.all() else keeps
+    bias = torch.where((largest > LOWEST) | (is_allowed == 0), mask.clamp(min=LOWEST), mask)
+    return bias, None if is_allowed.all() else is_allowed

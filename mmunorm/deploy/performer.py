@@ -6,7 +6,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .windows import is_exactly, thirds
+from .windows import is_exactly, split_qkv
 
 
 class EdgePerformer(nn.Module):
@@ -20,7 +20,7 @@ class EdgePerformer(nn.Module):
 
     def __init__(self, stock: nn.Module, eps: float = 1e-8):
         super().__init__()
-        self.key, self.query, self.value = thirds(stock.kqv)
+        self.key, self.query, self.value = split_qkv(stock.kqv)
         self.queries, self.keys = followed_by(self.query, stock.w), followed_by(self.key, stock.w)
         self.proj = stock.proj
         self.rest = math.log(eps * len(stock.w))
@@ -132,8 +132,8 @@ def pair(value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def split_of(split: nn.Unfold) -> tuple[tuple[int, int], ...]:
-    """Kernel, stride and padding, for height and width each."""
-    return tuple(pair(each) for each in (split.kernel_size, split.stride, split.padding))
+    """Kernel, stride and padding, each for height and width."""
+    return tuple(map(pair, (split.kernel_size, split.stride, split.padding)))
 
 
 def followed_by(layer: nn.Linear, matrix: Tensor) -> nn.Linear:

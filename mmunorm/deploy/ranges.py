@@ -64,9 +64,3 @@ class Extremes:
             found[name] = dict(min=least(kept[:, 0], axis=0).astype(np.float32),
                                max=greatest(kept[:, 1], axis=0).astype(np.float32))
         return found
-
-
-def mean_snr(got: list[np.ndarray], exact: list[np.ndarray]) -> float:
-    """The mean SNR in dB of some arrays."""
-    return float(np.mean([10 * np.log10((np.square(b, dtype=np.float64).sum() + 1e-30) / (
-        np.square(a.astype(np.float64) - b).sum() + 1e-30)) for a, b in zip(got, exact, strict=True)]))

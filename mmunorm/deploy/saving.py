@@ -1,7 +1,6 @@
 """Writes a model as a file for a runtime, runs the file once, and compares its outputs with torch."""
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,11 +16,12 @@ from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import Format
 from .progress import progress, stage
+from .snr import deviation, signal_to_noise
 
-LEAST_IOU = 0.5
-LEAST_SNR = 60.  # in dB, of a file in floating point; float32 has more than 90
+MIN_IOU = 0.5
+MIN_SNR = 60.  # in dB, of a file in floating point; float32 has more than 90
 NEGLIGIBLE = 1e-7  # a difference that is no error, as in outputs that are all zero
-LEAST_MATCHES = 0.9  # of a detector in floating point; of boxes with nearly equal scores, either may be kept
+MIN_MATCHES = 0.9  # of a detector in floating point; of boxes with nearly equal scores, either may be kept
 COMPARED = 8  # calibration images
 
 
@@ -39,14 +39,14 @@ class Differences:
     snr: dict[str, float] = field(default_factory=dict)  # in dB, by output; of a classifier, that of its logits
     expected: int | None = None  # number of torch's detections; None if the model is no detector
     found: int | None = None  # number of the file's detections
-    partners: int | None = None  # number of matches
+    matches: int | None = None  # number of matches
 
     @property
     def is_float(self) -> bool:
         """Whether a file in floating point may differ so much."""
         if self.expected is None:
-            return all(snr >= LEAST_SNR or self.largest[name] <= NEGLIGIBLE for name, snr in self.snr.items())
-        return (self.partners >= LEAST_MATCHES * max(self.expected, self.found) - 1
+            return all(snr >= MIN_SNR or self.largest[name] <= NEGLIGIBLE for name, snr in self.snr.items())
+        return (self.matches >= MIN_MATCHES * max(self.expected, self.found) - 1
                 and self.typical.get('scores', 0) < 1e-3)
 
     def __str__(self) -> str:
@@ -56,8 +56,8 @@ class Differences:
             return 'unknown, because no object is detected; compare the metrics'
         kinds = ', '.join(f'{kind} {value:.2g} (median {self.typical[kind]:.2g})'
                           for kind, value in self.largest.items())
-        counts = (f"{self.partners} of torch's {self.expected} detections match one of the file's {self.found} "
-                  f'(same class, IoU from {LEAST_IOU})')
+        counts = (f"{self.matches} of torch's {self.expected} detections match one of the file's {self.found} "
+                  f'(same class, IoU from {MIN_IOU})')
         return f'{counts}; largest difference of matches: {kinds}' if kinds else counts
 
 
@@ -89,9 +89,9 @@ def whole_files(path: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         with naming(path, Path(folder)):
             yield Path(folder, path.name)
-        for made in sorted(Path(folder).iterdir()):  # .bin before .xml, which needs it
-            with whole_file(path.parent / made.name) as part:
-                shutil.move(made, part)
+        for written in sorted(Path(folder).iterdir()):  # .bin before .xml, which needs it
+            with whole_file(path.parent / written.name) as part:
+                shutil.move(written, part)
 
 
 def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool = False, int8: str | None = None,
@@ -126,7 +126,7 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
                                  f'{error_text(error)}') from error
         if not (half or int8 or found.is_float):
             raise PreflightError(f'{chosen.runtime} computes something else than {model.meta["model"]} on {images}: '
-                                 f'{found} (in floating point at least {LEAST_SNR:.0f} dB are expected). No file is '
+                                 f'{found} (in floating point at least {MIN_SNR:.0f} dB are expected). No file is '
                                  'written; choose another format.')
     return ExportReport(path, chosen.size(path, model), model.norms, model.scales, found, images, lines)
 
@@ -137,20 +137,20 @@ def _compared(model: Exportable, samples: Sequence[tuple[np.ndarray, ...]]
     """A name of the images of the comparison, the inputs of the file in batches, and torch's outputs."""
     if not len(samples):
         number, source = len(model.inputs[0]), 'the example' if model.meta['task'] == 'tensors' else 'noise'
-        inputs = tuple(each.numpy() for each in model.inputs)
+        inputs = tuple(tensor.numpy() for tensor in model.inputs)
         return f'{number} image{"s" * (number > 1)} of {source}', [inputs], model.expected
     batches = [samples[index] for index in range(min(len(samples), max(1, COMPARED // len(samples[0][0]))))]
     outputs = []
     for arrays in batches:
         out = model.graph(*map(torch.from_numpy, arrays))
         out = out if isinstance(out, tuple) else (out, )
-        outputs.append({name: each.numpy() for name, each in zip(model.graph.outputs, out, strict=True)})
+        outputs.append({name: tensor.numpy() for name, tensor in zip(model.graph.outputs, out, strict=True)})
     number = sum(len(arrays[0]) for arrays in batches)
     return f'{number} calibration image{"s" * (number > 1)}', batches, _joined(outputs)
 
 
 def _joined(batches: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([each[name] for each in batches]) for name in batches[0]}
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
 def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], task: str) -> Differences:
@@ -159,37 +159,22 @@ def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], tas
     `task` is that of the metadata: 'classifier', 'detector', 'features' or 'tensors'.
     """
     if task != 'detector':
-        scale = {name: np.abs(each).max() if task == 'features' else 1 for name, each in expected.items()}
-        apart = {name: np.abs(apart_from(got[name], each)).reshape(len(each), -1).max(1) / scale[name]
-                 for name, each in expected.items()}
-        shown = logits_of if task == 'classifier' else np.asarray
-        return Differences(*_largest_and_typical(apart), {
-            name: signal_to_noise(shown(got[name]), shown(each)) for name, each in expected.items()})
-    apart, number, wanted = [], 0, 0
+        largest = {name: np.abs(deviation(got[name], exact)).reshape(len(exact), -1).max(1) / (
+            np.abs(exact).max() if task == 'features' else 1) for name, exact in expected.items()}
+        signal = logits_of if task == 'classifier' else np.asarray
+        return Differences(*_largest_and_typical(largest), {
+            name: signal_to_noise(signal(got[name]), signal(exact)) for name, exact in expected.items()})
+    distances, num_found, num_expected = [], 0, 0
     for image in range(len(expected['dets'])):
         a, b = ({name: array[image][side['dets'][image, :, 4] > 0] for name, array in side.items()}
                 for side in (got, expected))
-        number, wanted = number + len(a['dets']), wanted + len(b['dets'])
-        for i, j in partners(a, b):
+        num_found, num_expected = num_found + len(a['dets']), num_expected + len(b['dets'])
+        for i, j in matches(a, b):
             boxes = np.abs(a['dets'][i] - b['dets'][j])
             mask = [np.abs(a['masks'][i] - b['masks'][j]).mean()] if 'masks' in expected else []
-            apart.append([boxes[4], boxes[:4].max(), *mask])
-    kinds = dict(zip(('scores', 'boxes', 'masks'), np.transpose(apart), strict=False))
-    return Differences(*_largest_and_typical(kinds), {}, wanted, number, len(apart))
-
-
-def apart_from(got: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """The difference in float64; equal values have none, infinite ones too."""
-    with np.errstate(invalid='ignore'):
-        return np.where(got == exact, 0, got.astype(np.float64) - exact)
-
-
-def signal_to_noise(got: np.ndarray, exact: np.ndarray) -> float:
-    """The SNR of values beside exact ones, in dB."""
-    noise = np.square(apart_from(got, exact)).sum()
-    signal = np.square(exact[np.isfinite(exact)].astype(np.float64)).sum()
-    with np.errstate(divide='ignore'):
-        return float(10 * np.log10(signal / noise)) if noise else math.inf
+            distances.append([boxes[4], boxes[:4].max(), *mask])
+    kinds = dict(zip(('scores', 'boxes', 'masks'), np.transpose(distances), strict=False))
+    return Differences(*_largest_and_typical(kinds), {}, num_expected, num_found, len(distances))
 
 
 def logits_of(scores: np.ndarray) -> np.ndarray:
@@ -198,21 +183,21 @@ def logits_of(scores: np.ndarray) -> np.ndarray:
     return logits - logits.mean(1, keepdims=True)
 
 
-def _largest_and_typical(apart: dict[str, np.ndarray]) -> tuple[dict[str, float], dict[str, float]]:
-    return ({kind: float(values.max()) for kind, values in apart.items()},
-            {kind: float(np.median(values)) for kind, values in apart.items()})
+def _largest_and_typical(distances: dict[str, np.ndarray]) -> tuple[dict[str, float], dict[str, float]]:
+    return ({kind: float(values.max()) for kind, values in distances.items()},
+            {kind: float(np.median(values)) for kind, values in distances.items()})
 
 
-def partners(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[tuple[int, int]]:
+def matches(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[tuple[int, int]]:
     """Pairs of detections of one image, by `dets` `(n, 5)` and `labels` `(n, )`; the best IoU first, then the nearest
     in score.
     """
     from torchvision.ops import box_iou
     overlap = box_iou(torch.from_numpy(a['dets'][:, :4]), torch.from_numpy(b['dets'][:, :4])).numpy()
     overlap[a['labels'][:, None] != b['labels'][None]] = 0
-    apart = np.abs(a['dets'][:, None, 4] - b['dets'][None, :, 4])
-    rows, columns = np.nonzero(overlap >= LEAST_IOU)
-    order = np.lexsort((apart[rows, columns], -overlap[rows, columns]))
+    difference = np.abs(a['dets'][:, None, 4] - b['dets'][None, :, 4])
+    rows, columns = np.nonzero(overlap >= MIN_IOU)
+    order = np.lexsort((difference[rows, columns], -overlap[rows, columns]))
     pairs = {}
     for i, j in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
         if i not in pairs and j not in pairs.values():

@@ -16,7 +16,8 @@ from .exportable import Exportable, norms_left
 from .exported import ExportedModel
 from .formats import format_of
 from .graphs import ModelGraph, Pixels, named_outputs
-from .saving import ExportReport, apart_from, export_file, signal_to_noise
+from .saving import ExportReport, export_file
+from .snr import deviation, signal_to_noise
 
 
 def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None = None,
@@ -154,7 +155,7 @@ def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor
         if got.shape != exact.shape:
             raise PreflightError(f'{path} is of another model: {name} is {got.shape}, and of {type(model).__name__} '
                                  f'{exact.shape}.')
-        apart = np.abs(apart_from(got, exact))
+        apart = np.abs(deviation(got, exact))
         found.largest[name], found.median[name] = float(apart.max()), float(np.median(apart))
         found.snr[name] = signal_to_noise(got, exact)
     return found

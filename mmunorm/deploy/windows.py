@@ -16,21 +16,19 @@ from torch import Tensor, nn
 
 from ..norms.replace import is_any, replace_modules
 
-_HOMES = ('mmpretrain.models.utils.attention', 'mmdet.models.backbones.swin')
+_MODULES = ('mmpretrain.models.utils.attention', 'mmdet.models.backbones.swin')
 
 
 class StaticWindowMSA(nn.Module):
     """A shifted window attention, stock or with the padding of a folded norm, for maps of static size.
 
-    Tensors have at most four dimensions. Query, key and value have separate layers, and in INT8 separate ranges. With
-    `keeps_cut`, a run stores the attention mask as a constant.
+    Query, key and value have separate layers, and in INT8 separate ranges.
     """
 
     def __init__(self, stock: nn.Module):
         super().__init__()
-        self.query, self.key, self.value = thirds(stock.w_msa.qkv, stock.w_msa.scale)
+        self.query, self.key, self.value = split_qkv(stock.w_msa.qkv, stock.w_msa.scale)
         self.proj, self.num_heads = stock.w_msa.proj, stock.w_msa.num_heads
-        self.keeps_cut, self.cut = False, None
         self.window_size, self.shift_size = stock.window_size, stock.shift_size
         # mmdet's class has no such argument and always pads.
         self.pad_small_map = getattr(stock, 'pad_small_map', True)
@@ -57,27 +55,12 @@ class StaticWindowMSA(nn.Module):
                                  'the images must be larger, or the backbone needs pad_small_map=True')
             shift = 0
         x = self._pad(query.unflatten(1, (height, width)))
-        if shift:
-            x = self._roll(x, -shift)
+        x = x.roll((-shift, -shift), (1, 2)) if shift else x
         rows, columns = x.shape[1] // window, x.shape[2] // window
-        x = self._attend(x, rows, columns, self._cut(x, rows, columns) if shift else None)
-        if shift:
-            x = self._roll(x, shift)
+        mask = shifted_window_mask(rows, columns, window, shift).to(x.device) if shift else None
+        x = self._attend(x, rows, columns, mask)
+        x = x.roll((shift, shift), (1, 2)) if shift else x
         return x[:, :height, :width].flatten(1, 2)
-
-    def _cut(self, x: Tensor, rows: int, columns: int) -> Tensor:
-        if not self.keeps_cut:
-            return cut_windows(rows, columns, self.window_size, self.shift_size).to(x.device)
-        if not torch.compiler.is_compiling():
-            self.cut = cut_windows(rows, columns, self.window_size, self.shift_size).repeat(len(x), 1, 1)[:, None]
-        return self.cut
-
-    def _roll(self, x: Tensor, shift: int) -> Tensor:
-        # ExecuTorch turns torch.roll into a gather and quantizes its indices.
-        for side in (1, 2):
-            by = -shift % x.shape[side]
-            x = torch.cat([x.narrow(side, by, x.shape[side] - by), x.narrow(side, 0, by)], side)
-        return x
 
     def _pad(self, x: Tensor) -> Tensor:
         """Pads a map `(B, H, W, C)` at the bottom and right to whole windows."""
@@ -92,26 +75,21 @@ class StaticWindowMSA(nn.Module):
             x = torch.cat([x, self.pad_value.expand(x.shape[0], down, x.shape[2], -1)], 1)
         return x
 
-    def _attend(self, x: Tensor, rows: int, columns: int, cut: Tensor | None) -> Tensor:
+    def _attend(self, x: Tensor, rows: int, columns: int, mask: Tensor | None) -> Tensor:
         """Attention within the windows of a map `(B, rows * window, columns * window, C)`, to the same shape.
 
-        `cut` is `(rows * columns, tokens, tokens)`, see :func:`cut_windows`.
+        `mask` is `(rows * columns, tokens, tokens)`, see :func:`shifted_window_mask`.
         """
         batch, window, channels = x.shape[0], self.window_size, x.shape[-1]
         x = x.reshape(batch * rows, window, columns, window * channels).transpose(1, 2)
         x = x.reshape(batch * rows * columns, window**2, channels)
         q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
                    for layer in (self.query, self.key, self.value))
-        scores = q @ k.transpose(-2, -1)
-        if cut is None:
-            scores = scores + self.bias
-        elif self.keeps_cut:
-            scores = scores + self.bias + cut
-        elif isinstance(batch, int) and batch == 1:  # the attention kernels of runtimes support no more dimensions
-            scores = scores + (self.bias + cut[:, None])
-        else:
-            scores = scores.unflatten(0, (batch, -1)) + (self.bias + cut[:, None])
-            scores = scores.flatten(0, 1)
+        scores = q @ k.transpose(-2, -1) + self.bias
+        if mask is not None and isinstance(batch, int) and batch == 1:  # runtimes have kernels for four dimensions
+            scores = scores + mask[:, None]
+        elif mask is not None:
+            scores = (scores.unflatten(0, (batch, -1)) + mask[:, None]).flatten(0, 1)
         x = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
         x = x.reshape(batch * rows, columns, window, window * channels).transpose(1, 2)
         return x.reshape(batch, rows * window, columns * window, channels)
@@ -126,7 +104,7 @@ class ThreeLayerAttention(nn.Module):
         if self.attend.func is F.scaled_dot_product_attention:  # with a `qk_scale`, mmpretrain has its own
             scale = self.attend.keywords.get('scale') or stock.head_dims**-0.5
             self.attend = partial(self.attend, scale=1.)
-        self.query, self.key, self.value = thirds(stock.qkv, scale)
+        self.query, self.key, self.value = split_qkv(stock.qkv, scale)
         self.proj, self.gamma1 = stock.proj, stock.gamma1
         self.num_heads, self.v_shortcut = stock.num_heads, stock.v_shortcut
 
@@ -150,35 +128,35 @@ class DynamicWindowMSA(StaticWindowMSA):
         height, width = hw_shape
         window, shift = self.window_size, self.shift_size
         rows, columns = (height + window - 1) // window, (width + window - 1) // window
-        places = [torch.arange(number * window) for number in (rows, columns)]
-        cut = cut_windows(rows, columns, window, shift) if shift else None
-        stays = None
+        positions = [torch.arange(number * window) for number in (rows, columns)]
+        mask = shifted_window_mask(rows, columns, window, shift) if shift else None
+        is_unshifted = None
         if shift and not self.pad_small_map:
             # A side of at most the window size is not shifted.
-            stays = (torch.arange(height) < window).all() | (torch.arange(width) < window).all()
-            cut = torch.where(stays, 0., cut)
+            is_unshifted = (torch.arange(height) < window).all() | (torch.arange(width) < window).all()
+            mask = torch.where(is_unshifted, 0., mask)
 
         x = query.unflatten(1, (height, width))
         if self.is_marker is not None:
             x = torch.where(self.is_marker, 0., x)
-        down, right = (_rolled(place, shift, stays) for place in places)
+        down, right = (_rolled(position, shift, is_unshifted) for position in positions)
         is_row, is_column = down < height, right < width
         x = x.index_select(1, torch.where(is_row, down, 0)).index_select(2, torch.where(is_column, right, 0))
         fill = torch.zeros(()) if self.pad_value is None else self.pad_value
         x = torch.where((is_row[:, None] & is_column)[..., None], x, fill)
 
-        x = self._attend(x, rows, columns, cut)
-        down, right = (_rolled(place, -shift, stays) for place in places)
+        x = self._attend(x, rows, columns, mask)
+        down, right = (_rolled(position, -shift, is_unshifted) for position in positions)
         return x.index_select(1, down[:height]).index_select(2, right[:width]).flatten(1, 2)
 
 
-def _rolled(place: Tensor, by: int, stays: Tensor | None) -> Tensor:
-    """The indices `(n, )` after `roll(-by)`, or unchanged if the bool `stays` is True."""
-    rolled = torch.cat([place[by:], place[:by]]) if by else place
-    return rolled if stays is None else torch.where(stays, place, rolled)
+def _rolled(positions: Tensor, by: int, is_unshifted: Tensor | None) -> Tensor:
+    """The indices `(n, )` after `roll(-by)`, or the same if `is_unshifted`, a bool tensor, is True."""
+    rolled = torch.cat([positions[by:], positions[:by]]) if by else positions
+    return rolled if is_unshifted is None else torch.where(is_unshifted, positions, rolled)
 
 
-def cut_windows(rows: int, columns: int, window: int, shift: int) -> Tensor:
+def shifted_window_mask(rows: int, columns: int, window: int, shift: int) -> Tensor:
     """Ten times `ShiftWindowMSA.get_attn_mask`: -1000 between tokens of a window that are not adjacent in the map.
 
     The softmax of -100 is 4e-44, a denormal number in float32, which slows down CPUs; that of -1000 is 0. Returns
@@ -187,7 +165,7 @@ def cut_windows(rows: int, columns: int, window: int, shift: int) -> Tensor:
     """
     # Counted from the end: the last window is one region, and the tokens that were shifted into it another.
     down, right = (torch.arange(number * window).flip(0) for number in (rows, columns))
-    down, right = ((place < window).long() + (place < shift) for place in (down, right))
+    down, right = ((position < window).long() + (position < shift) for position in (down, right))
     region = (3 * down[:, None] + right).reshape(rows, window, columns, window)
     region = region.transpose(1, 2).reshape(rows * columns, window**2).float()
     return torch.where(region[:, None] == region[:, :, None], 0., -1000.)
@@ -224,12 +202,12 @@ def _is_padding(module: nn.Module) -> bool:
 def is_window_attention(module: nn.Module) -> bool:
     """Whether :class:`StaticWindowMSA` can replace a module."""
     # Swin V2's attention has another formula.
-    return is_any(module, [f'{home}.ShiftWindowMSA' for home in _HOMES]) and is_any(
-        module.w_msa, [f'{home}.WindowMSA' for home in _HOMES])
+    return is_any(module, [f'{name}.ShiftWindowMSA' for name in _MODULES]) and is_any(
+        module.w_msa, [f'{name}.WindowMSA' for name in _MODULES])
 
 
 def _is_attention(module: nn.Module) -> bool:
-    return is_exactly(module, f'{_HOMES[0]}.MultiheadAttention') and type(module.qkv) is nn.Linear
+    return is_exactly(module, f'{_MODULES[0]}.MultiheadAttention') and type(module.qkv) is nn.Linear
 
 
 def is_exactly(module: nn.Module, name: str) -> bool:
@@ -237,7 +215,7 @@ def is_exactly(module: nn.Module, name: str) -> bool:
     return f'{type(module).__module__}.{type(module).__qualname__}' == name
 
 
-def thirds(layer: nn.Linear, scale: float = 1.) -> list[nn.Linear]:
+def split_qkv(layer: nn.Linear, scale: float = 1.) -> list[nn.Linear]:
     """Three linear layers for the three thirds of a layer's outputs; the first third is multiplied by `scale`."""
     parts = [nn.Linear(layer.in_features, layer.out_features // 3, layer.bias is not None, dtype=layer.weight.dtype)
              for _ in range(3)]

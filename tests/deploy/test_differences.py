@@ -4,7 +4,8 @@ import copy
 import numpy as np
 import pytest
 
-from mmunorm.deploy.saving import differences, signal_to_noise
+from mmunorm.deploy.saving import differences
+from mmunorm.deploy.snr import mean_snr, signal_to_noise
 
 
 def detections(number=40, seed=0):
@@ -29,9 +30,9 @@ def beside_torch(change=lambda outputs: None):
     return differences(outputs, detections(), 'detector')
 
 
-def test_partners_that_are_a_little_off():
+def test_matches_that_differ_a_little():
     same = beside_torch()
-    assert (same.expected, same.found, same.partners) == (80, 80, 80)
+    assert (same.expected, same.found, same.matches) == (80, 80, 80)
     assert same.largest == same.typical == dict(scores=0, boxes=0, masks=0)
 
     def change(outputs):
@@ -40,13 +41,13 @@ def test_partners_that_are_a_little_off():
         outputs['masks'][1, 3] += 0.125
 
     found = beside_torch(change)
-    assert found.partners == 80
+    assert found.matches == 80
     assert found.largest == pytest.approx(dict(
         scores=detections()['dets'][0, 7, 4] / 2, boxes=0.25, masks=0.125), abs=1e-4)
     assert found.typical == pytest.approx(dict(scores=0, boxes=0.25, masks=0), abs=1e-4)
 
 
-def test_those_without_a_partner_are_counted_and_not_compared():
+def test_detections_without_a_match_are_counted_and_not_compared():
     def change(outputs):
         outputs['dets'][0, 0, 4] = 0  # not found
         outputs['labels'][0, 1] += 1  # of another class
@@ -54,25 +55,25 @@ def test_those_without_a_partner_are_counted_and_not_compared():
         outputs['dets'][1, 40] = [3000, 3000, 3010, 3010, 0.5]  # torch has not found it
 
     found = beside_torch(change)
-    assert (found.expected, found.found, found.partners) == (80, 80, 77)
+    assert (found.expected, found.found, found.matches) == (80, 80, 77)
     assert max(found.largest.values()) == 0
     assert "77 of torch's 80 detections match one of the file's 80" in str(found)
 
 
-def test_a_partner_is_used_once():
+def test_a_detection_is_matched_once():
     one, two = (dict(dets=np.zeros((1, 2, 5)), labels=np.zeros((1, 2), int)) for _ in range(2))
     two['dets'][0, :] = [0, 0, 10, 10, 0.5]
     one['dets'][0, 0] = [0, 0, 10, 9, 0.5]
     for pair in ((one, two), (two, one)):
         found = differences(*pair, 'detector')
-        assert found.partners == 1 and found.largest == dict(scores=0, boxes=1)
+        assert found.matches == 1 and found.largest == dict(scores=0, boxes=1)
 
 
 def test_nothing_to_compare():
     empty = {name: np.zeros_like(array) for name, array in detections().items()}
     assert 'no object is detected' in str(differences(empty, empty, 'detector'))
     lost = differences(empty, detections(), 'detector')
-    assert (lost.expected, lost.found, lost.partners, lost.largest) == (80, 0, 0, {})
+    assert (lost.expected, lost.found, lost.matches, lost.largest) == (80, 0, 0, {})
     assert "0 of torch's 80 detections" in str(lost)
 
 
@@ -90,6 +91,13 @@ def test_infinite_values_that_are_equal_are_no_noise():
     assert signal_to_noise(exact, exact) == np.inf
     assert signal_to_noise(exact + np.float32(0.1), exact) == pytest.approx(20, abs=1e-4)
     assert np.isnan(signal_to_noise(np.float32([[np.nan, 1]]), exact))
+
+
+def test_mean_snr():
+    exact = [np.full(4, 10.), np.full(2, 1.)]
+    assert mean_snr([np.full(4, 11.), np.full(2, 1.1)], exact) == pytest.approx(20)
+    assert mean_snr([np.full(4, 10.1), np.full(2, 1.1)], exact) == pytest.approx(30)
+    assert mean_snr(exact, exact) == 300
 
 
 @pytest.mark.parametrize('got, exact, is_float', [

@@ -13,7 +13,8 @@ from torch import nn
 from torchvision.transforms.functional import normalize, to_tensor
 
 from mmunorm import fuse_norms
-from mmunorm.deploy.formats import FORMATS, find_format, table
+from mmunorm.benchmark.subjects import Subject
+from mmunorm.deploy.formats import FORMATS, find_format, format_of, table
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.deploy.images import Samples
@@ -68,6 +69,7 @@ def test_the_table():
     lines = table().splitlines()
     assert len(lines) == 1 + len(FORMATS)
     assert ['openvino', '.xml', 'OpenVINO', 'static'] in map(str.split, lines)
+    assert [format_of(name).name for name in ('m.tflite', 'm.vela.tflite')] == ['litert', 'ethos-u']
 
 
 def test_samples(swin):
@@ -87,7 +89,7 @@ import openvino
 from onnx import TensorProto, helper, numpy_helper
 
 from mmunorm.deploy import ExportedModel, export_file, prepare_export
-from mmunorm.deploy.formats.onnx import give_own_inputs, quantize_file, store_as_half
+from mmunorm.deploy.formats.onnx import OnnxSession, quantize_file, separate_inputs, store_as_half
 
 
 def one_stage(**backbone):
@@ -131,6 +133,14 @@ def test_a_failed_export_leaves_the_old_file(exportable, tmp_path):
     with pytest.raises(PreflightError, match='cannot be loaded: RuntimeError: no kernel'):
         export_file(exportable, Broken(), tmp_path / 'm.onnx')
     assert [path.name for path in tmp_path.iterdir()] == ['m.onnx'] and (tmp_path / 'm.onnx').read_text() == 'old'
+
+
+def test_a_benchmark_measures_no_file_that_is_wrong(swin, tmp_path, monkeypatch):
+    run = OnnxSession.run
+    monkeypatch.setattr(OnnxSession, 'run', lambda self, arrays: [out**1.01 for out in run(self, arrays)])
+    subject = Subject('swin', copy.deepcopy(swin), meta_of(swin), 1, tmp_path / 'files', 1)
+    with pytest.raises(PreflightError, match='computes something else than ImageClassifier'):
+        subject.export('onnx')
 
 
 def test_what_float16_cannot_hold_stays():
@@ -390,7 +400,7 @@ def test_only_linear_layers_with_a_shared_input_get_one_of_their_own():
              helper.make_node('MatMul', ['s', 'w'], ['out'], name='last')]
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ('x', 'm', 'w', 'v', 'out')]
     graph = helper.make_graph(nodes, 'g', value[:4], value[4:])
-    give_own_inputs(graph, {'in_float'})
+    separate_inputs(graph, {'in_float'})
     assert [(node.name, list(node.input)) for node in graph.node] == [
         ('clip', ['x', '', 'm']), ('again', ['c', '', 'm']), ('linear_input', ['y']), ('linear', ['y_of_linear', 'w']),
         ('in_float', ['y', 'v']), ('sum', ['u', 'z']), ('last', ['s', 'w'])]

@@ -9,7 +9,7 @@ from mmengine.dataset import Compose
 from mmengine.registry import DefaultScope
 from PIL import Image
 
-from mmunorm.deploy.images import loading_of, paste, prepare, steps_of
+from mmunorm.deploy.images import apply_steps, loading_of, paste, steps_of
 
 from .. import tiny_runs
 
@@ -28,7 +28,7 @@ def test_as_the_test_pipeline(scope, pipeline, size):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     with DefaultScope.overwrite_default_scope(scope):
         expected = Compose(pipeline)(dict(img=image, img_shape=size, ori_shape=size))['img']
-    own = prepare(image, steps_of(pipeline))
+    own = apply_steps(image, steps_of(pipeline))
     assert own.shape == expected.shape and np.array_equal(own, expected)
 
 
@@ -49,7 +49,7 @@ def test_images_are_read_as_the_test_pipeline_reads_them(tmp_path):
         pipeline = [dict(type='LoadImageFromFile', **how), dict(type='Resize', scale=(25, 25))]
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             expected = Compose(pipeline)(dict(img_path=str(tmp_path / 'a.jpg')))['img']
-        own = prepare(mmcv.imread(str(tmp_path / 'a.jpg'), **loading_of(pipeline)), steps_of(pipeline))
+        own = apply_steps(mmcv.imread(str(tmp_path / 'a.jpg'), **loading_of(pipeline)), steps_of(pipeline))
         assert own.dtype == expected.dtype and np.array_equal(own, expected)
     assert loading_of(pipeline[1:]) == {}
 

@@ -13,7 +13,6 @@ from mmunorm.deploy import FORMATS, ExportedModel, describe_model, export_file, 
 from mmunorm.deploy.edge import fold_pixels
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.images import Samples
-from mmunorm.deploy.rcnn.parts import settings_of
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
@@ -57,7 +56,7 @@ def test_a_detector_with_a_border_that_is_not_0():
     assert meta['shape'][2:] == [96, 96]  # 94 is no multiple of 4
     exportable = prepare_export(model, meta, 2)
     assert_same_detections(stock(exportable).test_step(batch(SIZES)), model.test_step(batch(SIZES)))
-    pad = torch.tensor(settings_of(exportable.graph)['pad']).view(1, 3, 1, 1).expand(-1, -1, 4, 4)
+    pad = torch.tensor(exportable.graph.settings['pad']).view(1, 3, 1, 1).expand(-1, -1, 4, 4)
     torch.testing.assert_close(exportable.graph.pixels(pad), torch.full((1, 3, 4, 4), 3.), rtol=0, atol=1e-4)
 
 

@@ -10,7 +10,7 @@ for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
 from mmunorm import compare, export
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.formats.litert import NAME, programs_of, write_float
-from mmunorm.deploy.ranges import CHOICES, Extremes, mean_snr
+from mmunorm.deploy.ranges import CHOICES, Extremes
 from mmunorm.deploy.torch_models import as_exportable
 
 
@@ -55,10 +55,3 @@ def test_the_better_range_is_chosen(model, tmp_path):
         bright[3] *= scale
         export(model, x[:1], tmp_path / 'm.tflite', int8='full', calibration=bright)
         assert compare(tmp_path / 'm.tflite', model, x[:3]).snr['output'] > least
-
-
-def test_mean_snr():
-    exact = [np.full(4, 10.), np.full(2, 1.)]
-    assert mean_snr([np.full(4, 11.), np.full(2, 1.1)], exact) == pytest.approx(20)
-    assert mean_snr([np.full(4, 10.1), np.full(2, 1.1)], exact) == pytest.approx(30)
-    assert mean_snr(exact, exact) > 200

@@ -1,23 +1,19 @@
-"""Rewritten parts of mmdet beside the stock code, and the parts of a chip beside the whole; no runtime is needed."""
-import subprocess
-import sys
-from pathlib import Path
-
+"""The post-processor of detectors beside mmdet's, as one graph and in the parts of a file; no runtime is needed."""
 import numpy as np
 import pytest
 import torch
 from mmdet.models.dense_heads import ATSSHead, FCOSHead
+from mmdet.models.detectors import MaskRCNN
 from mmengine.structures import InstanceData
-from torchvision.ops import batched_nms, nms
+from torchvision.ops import batched_nms
 
 from mmunorm import fuse_norms
 from mmunorm.deploy import ExportedModel
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.rcnn import detector as rewritten
-from mmunorm.deploy.rcnn import host
-from mmunorm.deploy.rcnn.detector import nms_mask, obstacle
-from mmunorm.deploy.rcnn.parts import coder_of, parts_of, pool_of, settings_of
+from mmunorm.deploy.rcnn import postprocess
+from mmunorm.deploy.rcnn.parts import coder_of, obstacle, parts_of, pool_of
+from mmunorm.deploy.rcnn.postprocess import DetectorInParts, nms_mask
 from mmunorm.utils import PreflightError
 
 from ..versions import needs_open_export
@@ -44,18 +40,6 @@ def maps():
     return [torch.randn(2, 8, 18 // s, 25 // s, generator=generator) for s in (1, 2, 4)]
 
 
-@pytest.mark.parametrize('number', [5, 100])
-def test_the_host_takes_ties_in_the_order_given(number):
-    """As torch does; numpy's usual sort does not."""
-    scores = np.random.default_rng(0).integers(0, 3, number).astype(np.float32) / 2
-    expected = sorted(np.flatnonzero(scores), key=lambda i: -scores[i])
-    assert host.largest(scores, number).tolist() == expected
-    assert host.largest(scores, number // 2).tolist() == expected[:number // 2]
-    boxes, valid = boxes_of(number)[0], np.flatnonzero(scores)
-    kept = valid[nms(boxes[valid], torch.from_numpy(scores[valid]), 0.2).numpy()]
-    assert host.nms(boxes.numpy(), scores, 0.2).tolist() == kept.tolist()
-
-
 def test_nms_mask():
     boxes, scores = boxes_of(80, 3), torch.rand(3, 80).sub(0.3).relu()
     kept = nms_mask(boxes, scores, 0.4)
@@ -68,11 +52,20 @@ def test_nms_mask():
     assert nms_mask(boxes, 0 * scores, 0.4).sum() == 0
 
 
+def propose(graph, maps, sizes):
+    """The proposals of a detector for the maps of its neck."""
+    scores, deltas = graph.detector.rpn_head(maps)
+    features = {f'{kind}{level}': out for kind, outs in dict(score=scores, delta=deltas).items()
+                for level, out in enumerate(outs)}
+    return postprocess.propose(graph.settings['dense_head'], postprocess.candidates(graph.settings, features, sizes))
+
+
 @pytest.mark.parametrize('rpn', [dict(), dict(nms_pre=5000, max_per_img=4000), dict(min_bbox_size=12)])
 def test_proposals(maps, rpn):
-    head = rcnn(rpn=rpn).rpn_head
+    graph = graph_of(rcnn(rpn=rpn))
+    head = graph.detector.rpn_head
     with torch.no_grad():
-        boxes, found = rewritten.propose(head, maps, torch.tensor(SIZES).float())
+        boxes, found = propose(graph, maps, torch.tensor(SIZES).float())
         stock = head.predict_by_feat(*head(maps), batch_img_metas=metas())
     for own, valid, expected in zip(boxes, found, stock, strict=True):
         assert valid.sum() == len(expected) > 20
@@ -88,10 +81,10 @@ def test_proposals_of_maps_of_any_size():
     class Proposals(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.head = rcnn().rpn_head
+            self.graph = graph_of(rcnn())
 
         def forward(self, a, b, c, sizes):
-            return rewritten.propose(self.head, (a, b, c), sizes)
+            return propose(self.graph, (a, b, c), sizes)
 
     def inputs(height, width):
         maps = [torch.randn(2, 8, height * s, width * s) for s in (4, 2, 1)]
@@ -121,26 +114,21 @@ def test_pooled_features(maps, layer):
     boxes = boxes_of(60) * 1.3 - 20  # the level changes at 28 pixels
     boxes[:, :4] = torch.tensor([[0, 0, 28., 28.], [5, 5, 33.0001, 33.], [0, 0, 0, 0], [-9, -9, -9, 50]])
     rois = torch.cat([torch.arange(2.)[:, None, None].expand(-1, 60, 1), boxes], -1).flatten(0, 1)
-    levels = rewritten.roi_levels(extractor, boxes.flatten(0, 1), 2)
+    levels = postprocess.roi_levels(boxes.flatten(0, 1), extractor.finest_scale, 2)
     assert levels.tolist() == extractor.map_roi_levels(rois, 2).tolist() and 10 < levels.sum() < 110
     expected = extractor(tuple(maps[:2]), rois)
-    torch.testing.assert_close(rewritten.pool(extractor, tuple(maps), boxes), expected, rtol=0, atol=1e-5)
-    for image in range(2):
-        own = host.pool([each[image].permute(1, 2, 0).numpy() for each in maps[:2]], boxes[image].numpy(),
-                        pool_of(extractor))
-        stock = expected.unflatten(0, (2, 60))[image].permute(0, 2, 3, 1)
-        np.testing.assert_allclose(own, stock.numpy(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(postprocess.pool(pool_of(extractor), maps, boxes), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize('rcnn_cfg', [dict(), dict(score_thr=0.4, max_per_img=7)])
 def test_detections_and_masks(maps, rcnn_cfg):
-    model = rcnn(rcnn_cfg=rcnn_cfg)
-    head = model.roi_head
+    graph = graph_of(rcnn(rcnn_cfg=rcnn_cfg))
+    head, run = graph.detector.roi_head, (graph.settings, graph.run, maps)
     with torch.no_grad():
-        proposals, found = rewritten.propose(model.rpn_head, maps, torch.tensor(SIZES).float())
+        proposals, found = propose(graph, maps, torch.tensor(SIZES).float())
         found[1, 40:] = False
-        dets, labels = rewritten.detect(head, maps, proposals, found, torch.tensor(SIZES).float())
-        masks = rewritten.segment(head, maps, dets, labels)
+        dets, labels = postprocess.detect_regions(*run, proposals, found, torch.tensor(SIZES).float())
+        masks = postprocess.segment(*run, dets, labels)
         own = [InstanceData(bboxes=boxes[valid]) for boxes, valid in zip(proposals, found, strict=True)]
         stock = head.predict_bbox(tuple(maps), metas(), own, head.test_cfg)
         for image, expected in enumerate(stock):
@@ -169,87 +157,72 @@ def test_whole_detector(kind):
     assert_same_detections(ExportedModel(TorchSession(graph, meta)).test_step(batch(SIZES)), expected)
 
 
-@pytest.mark.parametrize('change, said', [
-    (dict(head=dict(loss_cls=dict(type='CrossEntropyLoss'))), 'its bbox_head scores with a softmax'),
-    (dict(nms=dict(type='soft_nms', iou_threshold=0.5)), "test_cfg.nms is .*soft_nms"),
-    (dict(max_per_img=-1), 'test_cfg.max_per_img is -1, and files have a fixed number, such as 100'),
-    (dict(nms_pre=-1), 'test_cfg.nms_pre must be a number such as 1000, and is -1'),
-    (dict(min_bbox_size=5), 'test_cfg.min_bbox_size is 5, in pixels of the original image')])
-def test_single_stage_detectors_that_are_refused(change, said):
-    with pytest.raises(PreflightError, match=f'RetinaNet cannot be exported whole: .*{said}.*--parts backbone'):
-        graph_of(retinanet(**change))
-    detector = retinanet()
-    detector.bbox_head.__class__ = ATSSHead
-    assert obstacle(detector) == 'its bbox_head is ATSSHead, whose forward is not that of AnchorHead'
-    detector.bbox_head = FCOSHead(3, 8)
-    assert obstacle(detector) == 'its bbox_head is FCOSHead, not one such as RetinaHead'
+def changed(detector, path, value):
+    """A detector after `detector.PATH = value`."""
+    *parents, name = path.split('.')
+    part = detector
+    for parent in parents:
+        part = part[int(parent)] if parent.isdigit() else getattr(part, parent)
+    setattr(part, name, value)
+    return detector
 
 
-def test_two_stage_detectors_that_are_refused():
-    detector = rcnn(cascade=dict(reg_class_agnostic=True))
-    assert obstacle(detector) == ''
-    detector.roi_head.mask_head[1].class_agnostic = True
-    assert 'only some of their masks are class-agnostic' in obstacle(detector)
-    detector = rcnn()
-    detector.roi_head.test_cfg.nms = dict(type='soft_nms', iou_threshold=0.5)
-    assert 'test_cfg.rcnn.nms is' in obstacle(detector)
-    detector = rcnn()
-    detector.roi_head.test_cfg.max_per_img = -1
-    assert obstacle(detector).startswith('test_cfg.rcnn.max_per_img is -1, and files have a fixed number')
-    detector.__class__ = type('HybridTaskCascade', (type(detector), ), {})
-    assert 'its detector is HybridTaskCascade, not ' in obstacle(detector)
+SOFT_NMS = dict(type='soft_nms', iou_threshold=0.5)
 
 
-# ---------------------------------------------------------------- in parts, with numpy between them
-
-def in_parts(model):
-    """The detector as a :class:`Host` whose parts are torch's."""
-    graph = graph_of(model)
-    parts = parts_of(graph, IMAGES.permute(0, 2, 3, 1))
-
-    @torch.no_grad()
-    def run(name, array):
-        return {key: out.numpy() for key, out in parts[name][0](torch.from_numpy(array)).items()}
-
-    return graph, host.Host(settings_of(graph), run)
+@pytest.mark.parametrize('make, message', [
+    (lambda: retinanet(head=dict(loss_cls=dict(type='CrossEntropyLoss'))), 'its bbox_head scores with a softmax'),
+    (lambda: retinanet(nms=SOFT_NMS), "test_cfg.nms is .*soft_nms"),
+    (lambda: retinanet(max_per_img=-1), 'test_cfg.max_per_img is -1, and files have a fixed number, such as 100'),
+    (lambda: retinanet(nms_pre=-1), 'test_cfg.nms_pre must be a number such as 1000, and is -1'),
+    (lambda: retinanet(min_bbox_size=5), 'test_cfg.min_bbox_size is 5, in pixels of the original image'),
+    (lambda: changed(retinanet(), 'bbox_head.__class__', ATSSHead), 'is ATSSHead, whose forward is not that of Anchor'),
+    (lambda: changed(retinanet(), 'bbox_head', FCOSHead(3, 8)), 'its bbox_head is FCOSHead, not one such as RetinaHea'),
+    (lambda: changed(rcnn(cascade=dict(reg_class_agnostic=True)), 'roi_head.mask_head.1.class_agnostic', True),
+     'only some of their masks are class-agnostic'),
+    (lambda: changed(rcnn(), 'roi_head.test_cfg.nms', SOFT_NMS), 'test_cfg.rcnn.nms is'),
+    (lambda: changed(rcnn(), 'roi_head.test_cfg.max_per_img', -1), 'test_cfg.rcnn.max_per_img is -1, and files have'),
+    (lambda: changed(rcnn(), '__class__', type('HybridTaskCascade', (MaskRCNN, ), {})), 'its detector is HybridTask'),
+    (lambda: changed(rcnn(), '__class__', type('MaskRCNN', (MaskRCNN, ), dict(extract_feat=None))),
+     'its extract_feat is not that of TwoStageDetector')])
+def test_detectors_that_are_refused(make, message):
+    with pytest.raises(PreflightError, match=f'cannot be exported whole: .*{message}.*--parts backbone'):
+        graph_of(make())
+    assert obstacle(rcnn(cascade=dict(reg_class_agnostic=True))) == ''
 
 
 @pytest.mark.parametrize('options', [
-    dict(), dict(mask=False), dict(rpn=dict(nms_pre=5000, max_per_img=400)), dict(rcnn_cfg=dict(score_thr=1.)),
+    dict(mask=False), dict(rpn=dict(nms_pre=5000, max_per_img=400)), dict(rcnn_cfg=dict(score_thr=1.)),
     dict(rpn=dict(min_bbox_size=12), rcnn_cfg=dict(score_thr=0.4, max_per_img=7)),
-    *({'kind': kind} for kind in KINDS if kind.startswith(('retina', 'cascade')))])
-def test_it_is_the_graph(options):
+    *({'kind': kind} for kind in ('retinanet', 'cascade_mask_rcnn'))])
+def test_in_parts(options):
+    """Networks that see channels-last arrays, and of regions those alone that are found."""
     model = KINDS[options['kind']]() if 'kind' in options else rcnn(**options)
     fuse_norms(model, strict=True)
-    graph, parts = in_parts(model)
+    graph = graph_of(model)
+    parts, sizes = parts_of(graph, IMAGES), np.float32([*SIZES, (0, 0)])  # no pixels: no objects
+
+    @torch.no_grad()
+    def call(name, array):
+        part, sample = parts[name]
+        return {key: out.numpy() for key, out in part(**dict.fromkeys(sample, torch.from_numpy(array))).items()}
+
+    images = torch.cat([IMAGES, IMAGES[:1]])
     with torch.no_grad():
-        expected = graph(IMAGES, torch.tensor(SIZES).float())
-    own = parts(IMAGES.numpy(), np.float32(SIZES))
+        expected = graph(images, torch.from_numpy(sizes))
     found = (expected[0][..., 4] > 0).sum(1)
-    assert (found > 0).all() or options.get('rcnn_cfg', {}).get('score_thr') == 1
+    assert not found[2] and ((found[:2] > 0).all() or options.get('rcnn_cfg', {}).get('score_thr') == 1)
+    own = DetectorInParts(graph.settings, call)(images.numpy(), sizes)
     for tolerance, a, b in zip((2e-3, 0, 1e-4), own, expected, strict=False):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b.numpy(), rtol=0, atol=tolerance)
 
 
-def test_a_image_without_pixels_has_no_objects():
-    _, parts = in_parts(rcnn())
-    assert all((each == 0).all() for each in parts(IMAGES[:1].numpy(), np.zeros((1, 2), np.float32)))
-
-
-def test_a_coder_that_clamps_centers():
+@pytest.mark.parametrize('clamp', [None, 3])
+def test_boxes_of_deltas(clamp):
     coder = rcnn().rpn_head.bbox_coder
-    coder.add_ctr_clamp, coder.ctr_clamp = True, 3
-    boxes, deltas = torch.rand(1, 50, 4).cumsum(-1) * 40, torch.randn(1, 50, 8) * 3
-    own = host.decode(boxes[0].numpy(), deltas[0].reshape(50, 2, 4).numpy(), np.float32([72, 100]), coder_of(coder))
-    expected = rewritten.decode(coder, boxes, deltas, torch.tensor([[72., 100.]]))
-    np.testing.assert_allclose(own.reshape(50, 8), expected[0], rtol=1e-5, atol=1e-4)
-
-
-def test_the_host_needs_numpy_alone():
-    code = f"""
-import runpy, sys
-Host = runpy.run_path({str(Path(host.__file__))!r})['Host']
-assert not {{'torch', 'mmunorm', 'mmdet'}} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, '-c', code], check=True)
+    if clamp:
+        coder.add_ctr_clamp, coder.ctr_clamp = True, clamp
+    boxes, deltas = torch.rand(50, 4).cumsum(-1) * 40, torch.randn(50, 8) * 3
+    own = postprocess.decode(coder_of(coder), boxes[None], deltas[None], torch.tensor([[72., 100.]]))
+    torch.testing.assert_close(own[0], coder.decode(boxes, deltas, max_shape=(72, 100)), rtol=1e-5, atol=1e-4)

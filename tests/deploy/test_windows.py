@@ -10,8 +10,8 @@ from mmunorm import fuse_norms
 from mmunorm.deploy.windows import (
     StaticWindowMSA,
     ThreeLayerAttention,
-    cut_windows,
     is_window_attention,
+    shifted_window_mask,
     side_multiple,
     with_windows,
 )
@@ -60,10 +60,10 @@ def test_global_attention_has_its_scale_in_the_queries(make, blocks, is_own):
 
 
 @pytest.mark.parametrize('rows, columns, window, shift', [(1, 1, 4, 2), (2, 3, 4, 2), (3, 1, 7, 3)])
-def test_windows_that_a_shift_has_cut(rows, columns, window, shift):
+def test_the_mask_of_shifted_windows(rows, columns, window, shift):
     expected = ShiftWindowMSA.get_attn_mask((rows * window, columns * window), window, shift)
-    cut = cut_windows(rows, columns, window, shift)
-    assert torch.equal(cut, 10 * expected) and set(cut.exp().unique().tolist()) <= {0., 1.}
+    mask = shifted_window_mask(rows, columns, window, shift)
+    assert torch.equal(mask, 10 * expected) and set(mask.exp().unique().tolist()) <= {0., 1.}
 
 
 @pytest.mark.parametrize('make', [models.vit_classifier, models.t2t_classifier,

@@ -80,20 +80,20 @@ def main(argv=None):
         check_data(cfg, ['train', 'test'] if wants_int8 else ['test'])
         set_dataloader_defaults(cfg)
     with tempfile.TemporaryDirectory() as folder:
-        subjects, own = [], {}
+        subjects, models = [], {}
         for (config, checkpoint), cfg in zip(pairs, cfgs, strict=True):
             name = Path(config).stem
-            if name in own:
+            if name in models:
                 name += ' (model)'
             model, meta = loaded_model(cfg, checkpoint, args.shape, args.parts)
             images = training_images(cfg, args.num_samples) if wants_int8 else ()
             forms = {name: ('exact', model)}
             if not subjects and layer_norms(model):
                 forms = {name: ('keep', model), f'{name} (exact)': ('exact', copy.deepcopy(model))}
-            for form, (how, each) in forms.items():
-                own[form] = cfg, each
-                subjects.append(Subject(form, each, meta, args.batch, Path(folder, str(len(subjects))),
-                                        torch.get_num_threads(), images, how))
+            for form, (how_far, folded) in forms.items():
+                models[form] = cfg, folded
+                subjects.append(Subject(form, folded, meta, args.batch, Path(folder, str(len(subjects))),
+                                        torch.get_num_threads(), images, how_far))
         if args.file:
             subjects[-1].use_file(args.file[0], Path(args.file[1]))
         arrays = batch_of(test_images(cfgs[-1], args.batch), subjects[-1].exportable.meta)
@@ -103,7 +103,7 @@ def main(argv=None):
         def metrics_of(subject, runner, title):
             if title.removeprefix(f'{subject.name}, ') not in tested:
                 return {}
-            cfg, model = own[subject.name]
+            cfg, model = models[subject.name]
             model = WithRest(runner, model) if args.parts == 'backbone' else runner
             return test_metrics(cfg, model, title)
 

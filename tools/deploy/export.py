@@ -50,10 +50,10 @@ def parse_args(argv=None):
                         'large channels over all (default: hadamard for LayerNorms in INT8, else none)')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
                         'INT8 also with _int8)')
-    for each in FORMATS.values():
-        group = parser.add_argument_group(f'--format {each.name}') if each.options else None
-        for name, how in each.options.items():
-            group.add_argument(f'--{name}', **how)
+    for form in FORMATS.values():
+        group = parser.add_argument_group(f'--format {form.name}') if form.options else None
+        for name, arguments in form.options.items():
+            group.add_argument(f'--{name}', **arguments)
     add_config_arguments(parser)
     args = parser.parse_args(argv)
     if args.dynamic and args.batch:
@@ -67,7 +67,7 @@ def parse_args(argv=None):
 
 def options_of(args, chosen):
     """The options of the format that were given."""
-    given = {name for each in FORMATS.values() for name in each.options if getattr(args, name) is not None}
+    given = {name for form in FORMATS.values() for name in form.options if getattr(args, name) is not None}
     if others := sorted(given - set(chosen.options)):
         raise PreflightError(f'--{others[0]} is not an option of --format {chosen.name}.')
     return {name: getattr(args, name) for name in given}
@@ -79,7 +79,7 @@ def file_of(text, checkpoint, chosen, int8):
     if text is None:
         kind = f'_int8{f"_{int8}" if len(chosen.int8_kinds) > 1 else ""}' if int8 else ''
         out = checkpoint.with_name(f'{checkpoint.stem}{kind}{suffix}')
-    elif not text.endswith(suffix) and Path(text).suffix in {each.suffixes[0] for each in FORMATS.values()}:
+    elif not text.endswith(suffix) and Path(text).suffix in {form.suffixes[0] for form in FORMATS.values()}:
         raise PreflightError(f'--out {text} has the suffix of another format: this one has {suffix}.')
     else:
         out = Path(text if text.endswith(suffix) else text + suffix)
@@ -113,12 +113,12 @@ def main(argv=None):
     for names, kind, why in by_reason(report.kept):
         warn(f'{names}: not folded ({kind}): {why}')
     exportable = prepare_export(model, meta, args.batch or 1, args.dynamic)
-    made = export_file(exportable, chosen, out, args.half, int8, samples, **options)
+    written = export_file(exportable, chosen, out, args.half, int8, samples, **options)
     batch, _, height, width = exportable.meta['shape']
     size = f'{height} x {width} pixels' if height else f'any size in steps of {exportable.meta["divisor"]} pixels'
     number = 'any number of images' if batch is None else f'{batch} image' + 's' * (batch > 1)
-    print(made, f'takes: {number} of {size}', chosen.usage(made.path), sep='\n')
-    return made
+    print(written, f'takes: {number} of {size}', chosen.usage(written.path), sep='\n')
+    return written
 
 
 if __name__ == '__main__':

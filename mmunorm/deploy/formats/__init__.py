@@ -14,17 +14,17 @@ __all__ = ['FORMATS', 'VARIANTS', 'Format', 'Session', 'Variant', 'find_format',
 for _module in iter_modules(__path__):
     import_module(f'{__name__}.{_module.name}')
 
-FORMATS: dict[str, Format] = {name: each for name, each in REGISTERED.items() if each.is_offered}
+FORMATS: dict[str, Format] = {name: form for name, form in REGISTERED.items() if form.is_offered}
 # The rows of tools/deploy/benchmark.py by name: torch first, INT8 last.
 VARIANTS: dict[str, tuple[Format, Variant]] = dict(sorted(
-    ((name, (each, variant)) for each in REGISTERED.values() for name, variant in each.variants.items()),
+    ((name, (form, variant)) for form in REGISTERED.values() for name, variant in form.variants.items()),
     key=lambda item: (item[1][1].int8 is not None, item[1][0].name in FORMATS)))
 
 
 def table() -> str:
     """The formats as text, for `--help`."""
     rows = [('format', 'suffix', 'runs in', '--int8'),
-            *((each.name, each.suffixes[0], each.runtime, ', '.join(each.int8_kinds)) for each in FORMATS.values())]
+            *((form.name, form.suffixes[0], form.runtime, ', '.join(form.int8_kinds)) for form in FORMATS.values())]
     return '\n'.join(f'{name:10}  {suffix:12}  {runtime:18}  {kinds}'.rstrip() for name, suffix, runtime, kinds in rows)
 
 
@@ -48,10 +48,10 @@ def format_of(path: str | Path) -> Format:
     """
     if not isinstance(path, (str, Path)):
         raise PreflightError(f'path: must be that of a file, such as model.onnx, got {type(path).__name__}.')
-    for each in sorted(FORMATS.values(), key=lambda each: -len(each.suffixes[0])):
-        if Path(path).name.endswith(each.suffixes[0]):
-            return each
-    suffixes = ' or '.join(each.suffixes[0] for each in FORMATS.values())
+    for form in sorted(FORMATS.values(), key=lambda form: -len(form.suffixes[0])):
+        if Path(path).name.endswith(form.suffixes[0]):
+            return form
+    suffixes = ' or '.join(form.suffixes[0] for form in FORMATS.values())
     raise PreflightError(f'an exported model must have the suffix {suffixes}, got {path}.')
 
 

@@ -45,10 +45,10 @@ class Session(ABC):
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of a benchmark: its label, its kind of INT8, and extra arguments of `Format.load`."""
+    """One row of a benchmark: its label, its kind of INT8, and arguments of `Format.load`."""
     label: str
     int8: str | None = None
-    how: dict = field(default_factory=dict)
+    load_options: dict = field(default_factory=dict)
 
 
 class Format(ABC):
@@ -95,7 +95,7 @@ class Format(ABC):
             PreflightError: it does not.
         """
         if model.meta['task'] == 'features' and 'features' not in self.tasks:
-            having = [each.name for each in REGISTERED.values() if each.is_offered and 'features' in each.tasks]
+            having = [other.name for other in REGISTERED.values() if other.is_offered and 'features' in other.tasks]
             raise PreflightError(f'--format {self.name} has no --parts backbone: {" and ".join(having)} have.')
         if model.meta['task'] not in self.tasks:
             raise PreflightError(f'--format {self.name} supports {" and ".join(self.tasks)}, but '
@@ -123,10 +123,10 @@ class Format(ABC):
         """
 
     @abstractmethod
-    def load(self, path: Path, threads: int | None, **how) -> Session:
+    def load(self, path: Path, threads: int | None, **options) -> Session:
         """Opens an existing file with a number of CPU threads, None for the runtime's choice. Raises any error."""
 
-    def open(self, path: Path, threads: int | None = None, **how) -> Session:
+    def open(self, path: Path, threads: int | None = None, **options) -> Session:
         """Like :meth:`load`.
 
         Raises:
@@ -140,7 +140,7 @@ class Format(ABC):
                 raise PreflightError(f'{path} needs its weights beside it, and there is no {other}.')
         need(*self.run_packages, install=self.install)
         try:
-            session = self.load(path, threads, **how)
+            session = self.load(path, threads, **options)
         except PreflightError:
             raise
         except Exception as error:  # the runtimes have no common base class of errors

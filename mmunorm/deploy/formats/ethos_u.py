@@ -87,14 +87,14 @@ def compile_file(source: Path, path: Path, accelerator: str) -> None:
         done = subprocess.run(
             [sys.executable, '-m', 'ethosu.vela', str(source), '--accelerator-config', accelerator,
              '--output-dir', folder, '--verbose-performance'], capture_output=True, text=True)
-        made = Path(folder, f'{source.stem}_vela.tflite')
-        if done.returncode or not made.exists():
+        compiled = Path(folder, f'{source.stem}_vela.tflite')
+        if done.returncode or not compiled.exists():
             said = (done.stderr or done.stdout).strip().splitlines() or ['no message']
             raise PreflightError(f"Arm's Vela cannot compile this model for {accelerator} (exit {done.returncode}): "
                                  f'{said[-1]}')
         summary, = Path(folder).glob('*_summary_*.csv')
         layers, = Path(folder).glob('*_per-layer.csv')
-        for file, target in zip((made, summary, layers), EthosU().files(path), strict=True):
+        for file, target in zip((compiled, summary, layers), EthosU().files(path), strict=True):
             target.write_bytes(file.read_bytes())
 
 

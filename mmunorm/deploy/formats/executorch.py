@@ -12,7 +12,6 @@ import torch
 from ...utils import PreflightError, error_text
 from ..edge import fold_pixels, with_edge_layers
 from ..exportable import Exportable, exporting
-from ..graphs import ModelGraph
 from ..layouts import for_chips
 from ..progress import stage
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent
@@ -50,10 +49,9 @@ class ExecuTorch(Format):
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
             # The runtime cannot load T2T-ViT's edge layers in INT8.
-            graph = fold_pixels(with_edge_layers(model.graph, model.inputs, performers=False), *model.inputs)
+            graph = fold_pixels(with_edge_layers(model.graph, performers=False), *model.inputs)
+            graph = for_chips(torch.export.export(graph, model.inputs, strict=False))
             program = torch.export.export(graph, model.inputs, strict=False)
-            if isinstance(graph, ModelGraph):
-                program = torch.export.export(for_chips(program), model.inputs, strict=False)
             if int8:
                 stage('quantizing')
                 program = torch.export.export(quantize_graph(program.module(), samples), model.inputs, strict=False)
@@ -84,9 +82,6 @@ def quantize_graph(graph: torch.fx.GraphModule, samples: Sequence[tuple[np.ndarr
         get_symmetric_quantization_config,
     )
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
-    # XNNPACK rejects a reshape that changes the range. The quantizer handles other reshapes, but not unflatten.
-    for node in graph.graph.find_nodes(op='call_function', target=torch.ops.aten.unflatten.int):
-        node.target, node.args = torch.ops.aten.reshape.default, (node.args[0], list(node.meta['val'].shape))
     quantizer = XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True))
     quantizer.set_filter_function(lambda node: not _makes_scores(node))
     prepared = prepare_pt2e(graph, quantizer)

@@ -1,15 +1,17 @@
 """LiteRT files, `.tflite`, for phone CPUs and integer-only chips."""
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ...utils import PreflightError
 from ..attention import center_attention
@@ -21,12 +23,13 @@ from ..graphs import ClassifierGraph, DetectorGraph, ModelGraph
 from ..layouts import for_chips
 from ..progress import stage
 from ..quantizer_exp import exp_renamed
-from ..ranges import CHOICES, HELD_OUT, Extremes, mean_snr
-from ..rcnn.host import Host, filled, softmax
+from ..ranges import CHOICES, HELD_OUT, Extremes
+from ..snr import mean_snr
 from ..tflite import changed, kind_of
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent
 
 NAME = 'classify'  # of a classifier's signature
+Ranges = dict[str, dict[str, np.ndarray]]  # `min` and `max` of tensors by name
 # Operators whose output has the range of their input.
 SAME_RANGE = ('RESHAPE', 'SLICE', 'SPLIT', 'STRIDED_SLICE', 'TRANSPOSE')
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
@@ -44,12 +47,13 @@ class LiteRtSession(Session):
         self._parts = {name: interpreter.get_signature_runner(name) for name in interpreter.get_signature_list()}
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        if self.meta['task'] == 'detector':  # NMS and pooling run in numpy
-            return Host(self.meta['rcnn'], self.call)(*arrays)
+        if self.meta['task'] == 'detector':  # NMS and pooling run in torch
+            from ..rcnn.postprocess import DetectorInParts
+            return DetectorInParts(self.meta['detector'], self.call)(*arrays)
         images, = arrays
         outs = self.call(NAME, images.transpose(0, 2, 3, 1))
         if self.meta['task'] == 'classifier':
-            return [softmax(outs['logits'])]
+            return [torch.from_numpy(outs['logits']).softmax(1).numpy()]
         return [outs[name] for name in self.meta['outputs']]
 
     def input_of(self, part: str) -> tuple[str, dict]:
@@ -62,11 +66,11 @@ class LiteRtSession(Session):
         (name, taken), given = self.input_of(part), self._parts[part].get_output_details()
         outs = {key: [np.zeros((0, *detail['shape'][1:]), np.float32)] for key, detail in given.items()}
         for start in range(0, len(array), taken['shape'][0]):
-            own = array[start:start + taken['shape'][0]]
-            out = self._parts[part](**{name: to_type(filled(own, taken['shape'][0]), taken)})
+            batch = array[start:start + taken['shape'][0]]
+            out = self._parts[part](**{name: to_type(filled(batch, taken['shape'][0]), taken)})
             for key, detail in given.items():
-                outs[key].append(from_type(out[key][:len(own)], detail))
-        return {key: np.concatenate(each) for key, each in outs.items()}
+                outs[key].append(from_type(out[key][:len(batch)], detail))
+        return {key: np.concatenate(batches) for key, batches in outs.items()}
 
 
 @register_format
@@ -94,22 +98,25 @@ class LiteRt(Format):
             raise PreflightError(f'--dynamic is not supported by --format {self.name}, whose files have a fixed size.')
         meta = model.meta
         if isinstance(model.graph, DetectorGraph):
-            from ..rcnn.parts import settings_of
-            meta = meta | dict(rcnn=settings_of(model.graph))
-            if self.needs_images(int8) and not all(0 <= pixel <= 255 for pixel in meta['rcnn']['pad']):
+            meta = meta | dict(detector=model.graph.settings)
+            if self.needs_images(int8) and not all(0 <= pixel <= 255 for pixel in meta['detector']['pad']):
                 raise PreflightError('in INT8 the input is the bytes of an image, and pad_value='
                                      f'{model.graph.pixels.pad_value} of the data_preprocessor is none of them.')
         with silent():
             programs = programs_of(model, bool(int8) and int8.startswith('full'))
             if int8 == 'full' and self.shows_bits and len(samples) > 1 and list(programs) == [NAME]:
                 stage('simulating 8 bits')
-                meta = meta | dict(bits=bits_of(*programs[NAME], samples).lines())
+                meta = meta | dict(bits=bits_of(programs[NAME][0], samples).lines())
             write_float(programs, path, meta)
             if half or int8:
-                quantize(path, 'half' if half else int8, samples, meta.get('rcnn'), meta.get('mean', ()) is not None)
+                takes_pixels = meta.get('mean', ()) is not None
+                quantize(path, 'half' if half else int8, samples, meta.get('detector'), takes_pixels)
 
     def load(self, path: Path, threads: int | None) -> LiteRtSession:
-        return LiteRtSession(path, threads, read_meta(path))
+        meta = read_meta(path)
+        if meta and meta['task'] == 'detector' and 'detector' not in meta:
+            raise PreflightError(f'{path} was exported by an older release of mmunorm: export it again.')
+        return LiteRtSession(path, threads, meta)
 
     def report(self, path: Path) -> list[str]:
         operators, (parts, outside) = operators_of(path), delegated(path)
@@ -133,8 +140,27 @@ class _Classify(nn.Module):
         return dict(zip(self.whole.outputs, self.whole(images), strict=True))
 
 
-def programs_of(model: Exportable, for_integers: bool = False) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-    """The signatures of a file as graphs, each with a sample of its inputs; `for_integers` in a form that suits 8 bits.
+class Programs(dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]):
+    """The signatures of a file as graphs, each with a sample of its inputs."""
+
+    @cached_property
+    def content(self) -> bytes:
+        """The file in floating point.
+
+        Raises:
+            PreflightError: LiteRT's converter cannot export it.
+        """
+        import litert_torch
+        converter = litert_torch
+        for name, (program, sample) in self.items():
+            converter = converter.signature(name, program, sample_kwargs=sample)
+        with exporting():
+            return converter.convert().model_content()
+
+
+@lru_cache(maxsize=2)  # a benchmark writes several files of one model
+def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
+    """The signatures of a model; `for_integers` in a form that suits 8 bits.
 
     A classifier is one signature, from `images` `(N, H, W, 3)`, 0 to 255, to `logits`; a detector is those of
     :func:`mmunorm.deploy.rcnn.parts.parts_of`.
@@ -142,47 +168,35 @@ def programs_of(model: Exportable, for_integers: bool = False) -> dict[str, tupl
     Raises:
         PreflightError: torch cannot export it.
     """
-    images = model.inputs[0].permute(0, 2, 3, 1).contiguous()
-    graph = with_edge_layers(model.graph, model.inputs)
-    if not isinstance(graph, DetectorGraph):
-        parts = {NAME: (_Classify(fold_pixels(graph, model.inputs[0])), dict(images=images))}
-    else:
+    graph, images = with_edge_layers(model.graph), model.inputs[0]
+    if isinstance(graph, DetectorGraph):
         from ..rcnn.parts import parts_of
         parts = parts_of(graph, images)
-    programs = {}
+    else:
+        sample = dict(images=images.permute(0, 2, 3, 1).contiguous())
+        parts = {NAME: (_Classify(fold_pixels(graph, images)), sample)}
+    programs = Programs()
     with exporting():
         for name, (part, sample) in parts.items():
-            program = torch.export.export(part.eval(), (), sample, strict=False)
-            program = for_chips(program) if isinstance(graph, ModelGraph) else program.module()
+            program = for_chips(torch.export.export(part.eval(), (), sample, strict=False))
             if for_integers:
                 center_attention(program)
             programs[name] = program, sample
     return programs
 
 
-def bits_of(program: nn.Module, sample: dict[str, Tensor], samples: Sequence[tuple[np.ndarray, ...]]) -> Bits:
+def bits_of(program: fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]]) -> Bits:
     """Where a full-integer file of a graph will lose accuracy, on a few calibration images."""
     chosen = [torch.from_numpy(samples[index][0]).permute(0, 2, 3, 1).contiguous()
               for index in range(min(len(samples), 16 + 16 // HELD_OUT))]
-    images = [each for index, each in enumerate(chosen) if index % HELD_OUT]
-    with exporting():
-        whole = for_chips(torch.export.export(program, (), sample, strict=False))
-    return where_bits_go(whole, images, chosen[::HELD_OUT])
+    images = [image for index, image in enumerate(chosen) if index % HELD_OUT]
+    return where_bits_go(copy.deepcopy(program), images, chosen[::HELD_OUT])
 
 
-def write_float(programs: dict[str, tuple[nn.Module, dict[str, Tensor]]], path: Path, meta: dict) -> None:
-    """Writes the result of :func:`programs_of` in floating point, with metadata.
-
-    Raises:
-        PreflightError: LiteRT's converter cannot export it.
-    """
-    import litert_torch
+def write_float(programs: Programs, path: Path, meta: dict) -> None:
+    """Writes the result of :func:`programs_of` in floating point, with metadata. Raises the error of its `content`."""
     from ai_edge_litert import schema_py_generated as schema
-    made = litert_torch
-    for name, (program, sample) in programs.items():
-        made = made.signature(name, program, sample_kwargs=sample)
-    with exporting():
-        path.write_bytes(made.convert().model_content())  # `export` ends the process if the disk is full
+    path.write_bytes(programs.content)  # the converter's `export` ends the process if the disk is full
     with changed(path) as file:
         for operator in (operator for graph in file.subgraphs for operator in graph.operators):
             # litert-torch samples at pixel centers, torch at cell `floor(i * old / new)`. They differ in an FPN with
@@ -196,7 +210,7 @@ def write_float(programs: dict[str, tuple[nn.Module, dict[str, Tensor]]], path: 
         file.metadata = [*(file.metadata or []), entry]
 
 
-def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], rcnn: dict | None = None,
+def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], detector: dict | None = None,
              takes_pixels: bool = True) -> None:
     """Rewrites a file in INT8, or with weights in float16, by Google's AI Edge Quantizer.
 
@@ -205,7 +219,7 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
         kind (str): 'half', or one of `LiteRt.int8_kinds`.
         samples: batches of the model's inputs for calibration. Some of them are held out to choose the statistic of
             `ranges.CHOICES` that makes the file with the highest SNR; then the ranges are of all of them.
-        rcnn (dict, optional): for a detector, the result of :func:`mmunorm.deploy.rcnn.parts.settings_of`.
+        detector (dict, optional): of a detector, the result of :func:`mmunorm.deploy.rcnn.parts.settings_of`.
         takes_pixels (bool): whether its input is an image's bytes.
 
     Raises:
@@ -213,37 +227,37 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], r
     """
     recipe = recipe_of(kind)
     if kind in ('half', *LiteRt.uncalibrated):
-        written(path, recipe, None, path)
+        write_quantized(path, recipe, None, path)
         return
     stage('calibrating')
-    data = calibration_data(path, samples, rcnn)
+    data = calibration_data(path, samples, detector)
     if kind.startswith('full'):
         equalize(path, data)
     extremes = Extremes(path, data)
 
-    def ranges(*how) -> dict[str, dict[str, np.ndarray]]:
-        found = extremes.ranges(*how)
-        for name, own in found.items():
+    def ranges(*arguments) -> Ranges:
+        found = extremes.ranges(*arguments)
+        for name, limits in found.items():
             # A layer that is 0 in all images: with its tiny scale the next layer's bias would overflow.
-            own['max'] = np.where(own['max'] - own['min'] < 1e-6, own['min'] + 1, own['max'])
+            limits['max'] = np.where(limits['max'] - limits['min'] < 1e-6, limits['min'] + 1, limits['max'])
             # Scale 1 and zero point -128: the integers are the image's bytes minus 128.
             if takes_pixels and name.endswith('_images'):
-                own.update(min=np.zeros_like(own['min']), max=np.full_like(own['max'], 255))
+                limits.update(min=np.zeros_like(limits['min']), max=np.full_like(limits['max'], 255))
         return found
 
     held_out = {part: runs[::HELD_OUT][:16] for part, runs in data.items()}
     exact, snr = outputs_of(path, held_out), {}
     with tempfile.TemporaryDirectory() as folder:
         for choice in CHOICES:
-            made = Path(folder, 'm.tflite')
-            written(path, recipe, ranges(choice, HELD_OUT), made)
-            snr[choice] = mean_snr(outputs_of(made, held_out), exact)
-    written(path, recipe, ranges(max(snr, key=snr.get)), path)
+            candidate = Path(folder, 'm.tflite')
+            write_quantized(path, recipe, ranges(choice, HELD_OUT), candidate)
+            snr[choice] = mean_snr(outputs_of(candidate, held_out), exact)
+    write_quantized(path, recipe, ranges(max(snr, key=snr.get)), path)
     if kind.startswith('full') and (left := operators_of(path, in_float=True)):
         raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
 
 
-def written(source: Path, recipe: list[dict], ranges: dict[str, dict[str, np.ndarray]] | None, path: Path) -> None:
+def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, path: Path) -> None:
     """Quantizes the floating-point file `source` with the calibrated ranges of its tensors, to `path`."""
     from ai_edge_quantizer import quantizer
     if path != source:
@@ -265,31 +279,31 @@ def outputs_of(path: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list
 
 
 def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
-                     rcnn: dict | None) -> dict[str, list[dict[str, np.ndarray]]]:
+                     detector: dict | None) -> dict[str, list[dict[str, np.ndarray]]]:
     """The inputs of each signature of a floating-point file for some images.
 
     Regions are the best ones of the first hundred batches, because they are large and held in memory.
     """
-    if rcnn is None:
+    if detector is None:
         return {NAME: [dict(images=images.transpose(0, 2, 3, 1)) for images, in samples]}
-    session = LiteRtSession(path)
-    host = Host(rcnn, lambda part, array: read(part, array) or session.call(part, array))
-    data = {}
+    from ..rcnn.postprocess import DetectorInParts
+    session, data = LiteRtSession(path), {}
 
-    def read(part: str, array: np.ndarray) -> None:
+    def record(part: str, array: np.ndarray) -> None:
         name, detail = session.input_of(part)
         number = detail['shape'][0]
         data.setdefault(part, []).append({name: filled(array[:number], number)})
 
+    in_parts = DetectorInParts(detector, lambda part, array: record(part, array) or session.call(part, array))
     for index, (images, sizes) in enumerate(samples):
         if index < 100:
-            host(images, sizes)
+            in_parts(images, sizes)
         else:
-            read('features', host.pad(images, sizes))
+            record('features', in_parts.pad(images, sizes))
     return data
 
 
-def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> None:
+def fit_attention(model, graph, ranges: Ranges) -> None:
     """Changes a floating-point graph and the calibrated ranges `min` and `max` of its tensors, for attention.
 
     - The second factor of a product of two activations (keys, values) gets a symmetric range, as do its inputs back to
@@ -306,58 +320,61 @@ def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> Non
     def kind(operator):
         return operator and kind_of(model, operator)
 
-    def back(tensor):
+    def sources(tensor):
         """The tensor, and the tensors before it with the same values."""
         tensors = [tensor]
         while kind(maker.get(tensor)) in SAME_RANGE:
             tensors.append(tensor := maker[tensor].inputs[0])
         return tensors
 
-    def seen(tensor):
+    def range_of(tensor):
         return ranges.get(graph.tensors[tensor].name.decode())
+
+    def ranges_of(tensors):
+        return filter(None, map(range_of, tensors))
 
     blocks = {}  # by the buffer that is added to their scores, which blocks with equal biases share
     for operator in graph.operators:
         if kind(operator) == 'BATCH_MATMUL':
-            for each in filter(None, map(seen, back(operator.inputs[1]))):
-                largest = np.maximum(-each['min'], each['max'])
-                each.update(min=-largest * 128 / 127, max=largest)
+            for limits in ranges_of(sources(operator.inputs[1])):
+                largest = np.maximum(-limits['min'], limits['max'])
+                limits.update(min=-largest * 128 / 127, max=largest)
         elif kind(operator) == 'SOFTMAX':
-            tensors = back(operator.inputs[0])
+            tensors = sources(operator.inputs[0])
             added = maker.get(tensors[-1])
-            scores = added and seen(added.inputs[0])
+            scores = added and range_of(added.inputs[0])
             if kind(added) == 'ADD' and scores:
                 buffer = graph.tensors[added.inputs[1]].buffer
                 blocks.setdefault(buffer, []).append((scores['min'].min(), scores['max'].max(), tensors))
             elif kind(added) == 'CONCATENATION':
-                for each in filter(None, map(seen, [*tensors, added.inputs[1]])):
-                    each.update(max=np.minimum(each['max'], scores['max'].max() + 8))
+                for limits in ranges_of([*tensors, added.inputs[1]]):
+                    limits.update(max=np.minimum(limits['max'], scores['max'].max() + 8))
         elif kind(operator) == 'DIV' and kind(maker.get(operator.inputs[1])) == 'MAXIMUM':
             tensor, constant = maker[operator.inputs[1]].inputs
-            if not seen(tensor):
+            if not range_of(tensor):
                 continue
             buffer = model.buffers[graph.tensors[constant].buffer]  # shared by several quotients
-            least = np.maximum(np.frombuffer(bytes(buffer.data), np.float32), seen(tensor)['max'].max() / 255)
+            least = np.maximum(np.frombuffer(bytes(buffer.data), np.float32), range_of(tensor)['max'].max() / 255)
             buffer.data = least.astype(np.float32).view(np.uint8)
         elif kind(operator) == 'EXP':
-            tensors = back(operator.inputs[0])
-            for each in filter(None, map(seen, tensors)):
-                each.update(min=np.maximum(each['min'], each['max'] - 8))
+            tensors = sources(operator.inputs[0])
+            for limits in ranges_of(tensors):
+                limits.update(min=np.maximum(limits['min'], limits['max'] - 8))
             added = maker.get(tensors[-1])
-            if kind(added) == 'SUB' and all(pair := [seen(tensor) for tensor in added.inputs]):
+            if kind(added) == 'SUB' and all(pair := [range_of(tensor) for tensor in added.inputs]):
                 least, scores = pair
                 scores.update(max=np.minimum(scores['max'], least['max'] + 8))
     for buffer, readers in blocks.items():
         data = model.buffers[buffer].data
         constant = np.frombuffer(b'' if data is None else bytes(data), np.float32).copy()
-        is_cut = constant < -50
-        if is_cut.any():
-            floor = constant[~is_cut].min() - 8
-            constant[is_cut] = min(low + floor - high for low, high, _ in readers)
+        is_masked = constant < -50
+        if is_masked.any():
+            floor = constant[~is_masked].min() - 8
+            constant[is_masked] = min(low + floor - high for low, high, _ in readers)
             model.buffers[buffer].data = constant.view(np.uint8)
             for low, _, tensors in readers:
-                for each in filter(None, map(seen, tensors)):
-                    each.update(min=np.full_like(each['min'], low + floor))
+                for limits in ranges_of(tensors):
+                    limits.update(min=np.full_like(limits['min'], low + floor))
 
 
 def recipe_of(kind: str) -> list[dict]:
@@ -378,6 +395,11 @@ def recipe_of(kind: str) -> list[dict]:
             manager.add_static_config('.*', operator, 8, 8)
         manager.add_quantization_config('EdgePerformer', '*', algorithm_key='no_quantize')  # see onnx.IN_FLOAT
     return manager.get_quantization_recipe()
+
+
+def filled(array: np.ndarray, number: int) -> np.ndarray:
+    """An array padded with zeros to this size of the first dimension."""
+    return np.concatenate([array, np.zeros((number - len(array), *array.shape[1:]), array.dtype)])
 
 
 def to_type(array: np.ndarray, detail: dict) -> np.ndarray:
@@ -426,14 +448,14 @@ def delegated(path: Path) -> tuple[int, Counter[str]]:
     interpreter = Interpreter(str(path))
     interpreter.allocate_tensors()
     operators = interpreter._get_ops_details()  # those of the file, then one for each partition
-    parts = [each for each in operators if each['op_name'] == 'DELEGATE']
-    own = operators[:len(operators) - len(parts)]
-    maker = {tensor: index for index, operator in enumerate(own) for tensor in operator['outputs']}
-    outside = dict(enumerate(own))
+    parts = [operator for operator in operators if operator['op_name'] == 'DELEGATE']
+    in_file = operators[:len(operators) - len(parts)]
+    maker = {tensor: index for index, operator in enumerate(in_file) for tensor in operator['outputs']}
+    outside = dict(enumerate(in_file))
     for part in parts:
         borders, tensors = set(part['inputs']), list(part['outputs'])
         while tensors:
             index = maker.get(tensor := tensors.pop())
             if tensor not in borders and outside.pop(index, None):
-                tensors.extend(own[index]['inputs'])
+                tensors.extend(in_file[index]['inputs'])
     return len(parts), Counter(operator['op_name'] for operator in outside.values())

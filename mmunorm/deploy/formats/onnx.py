@@ -39,7 +39,7 @@ class OnnxSession(Session):
         # Only the CPU: TensorRT would build an engine for minutes.
         self.session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
         self.meta = json.loads(self.session.get_modelmeta().custom_metadata_map.get(KEY, 'null'))
-        self.names = [each.name for each in self.session.get_inputs()]
+        self.names = [value.name for value in self.session.get_inputs()]
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         return self.session.run(None, dict(zip(self.names, arrays, strict=True)))
@@ -89,14 +89,14 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
             name += '_out'
         outputs.append(name)
     with exporting():
-        made = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False, opset_version=18,
-                                 input_names=list(model.graph.inputs), output_names=outputs,
-                                 custom_translation_table=tables)
-    for node in made.model.graph.all_nodes():
+        exported = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False, opset_version=18,
+                                     input_names=list(model.graph.inputs), output_names=outputs,
+                                     custom_translation_table=tables)
+    for node in exported.model.graph.all_nodes():
         if 'PerformerAttention' in node.metadata_props.get('pkg.torch.onnx.class_hierarchy', ''):
             node.name = f'{IN_FLOAT}_{node.name}'
         node.metadata_props.clear()  # lines of code and paths of this machine
-    return made
+    return exported
 
 
 def _gelu_translation() -> dict:
@@ -130,21 +130,21 @@ def _attention_translation(program: torch.export.ExportedProgram) -> dict:
             query = op.Mul(query, op.Constant(value_float=query.shape[-1]**-0.5 if scale is None else scale))
         *outer, tokens, width = range(len(key.shape))
         scores = op.MatMul(query, op.Transpose(key, perm=[*outer, width, tokens]))
-        keeps = None
+        is_allowed = None
         if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
             # Rows that allow nothing are 0 in torch. Runtimes compute this once if the mask is constant.
-            keeps = op.ReduceMax(op.Cast(attn_mask, to=ir.DataType.FLOAT), op.Constant(value_ints=[-1]))
+            is_allowed = op.ReduceMax(op.Cast(attn_mask, to=ir.DataType.FLOAT), op.Constant(value_ints=[-1]))
             attn_mask = op.Where(attn_mask, op.Constant(value_float=0.), op.Constant(value_float=LOWEST))
         if attn_mask is not None:
             scores = op.Add(scores, attn_mask)
         out = op.MatMul(op.Softmax(scores, axis=-1), value)
-        return out if keeps is None else op.Mul(out, keeps)
+        return out if is_allowed is None else op.Mul(out, is_allowed)
 
     return {attention: to_onnx}
 
 
 def _nms_translation() -> dict:
-    """The ONNX translation of :func:`mmunorm.deploy.rcnn.detector.nms_mask`."""
+    """The ONNX translation of :func:`mmunorm.deploy.rcnn.postprocess.nms_mask`."""
     from onnxscript import opset18 as op
 
     def to_onnx(boxes, scores, iou_threshold: float):
@@ -154,10 +154,10 @@ def _nms_translation() -> dict:
             boxes, op.Unsqueeze(scores, op.Constant(value_ints=[1])), most,
             op.Constant(value_float=iou_threshold), op.Constant(value_float=0.))
         # Rows of (set, class, box). Their number depends on the data, so they are converted to a mask.
-        places = op.Gather(selected, op.Constant(value_ints=[0, 2]), axis=1)
+        indices = op.Gather(selected, op.Constant(value_ints=[0, 2]), axis=1)
         number = op.Slice(op.Shape(selected), op.Constant(value_ints=[0]), op.Constant(value_ints=[1]))
         zeros = op.Expand(op.Constant(value_float=0.), size)
-        return op.ScatterND(zeros, places, op.Expand(op.Constant(value_float=1.), number))
+        return op.ScatterND(zeros, indices, op.Expand(op.Constant(value_float=1.), number))
 
     return {torch.ops.mmunorm.nms_mask.default: to_onnx}
 
@@ -192,8 +192,8 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
                 or node.op_type == 'MatMul' and node.input[1] not in weights
                 or node.op_type == 'Conv' and (  # timm's StdConv2d computes its weights
                     node.input[1] not in weights or weights[node.input[1]].dims[1] < LEAST_CHANNELS)}
-    give_own_inputs(model.graph, in_float)
-    keep_products(model.graph)
+    separate_inputs(model.graph, in_float)
+    keep_matmuls(model.graph)
     batches = iter(inputs)
 
     class Reader(CalibrationDataReader):
@@ -213,7 +213,7 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
         logger.setLevel(level)
 
 
-def give_own_inputs(graph, in_float: Iterable[str] = ()) -> None:
+def separate_inputs(graph, in_float: Iterable[str] = ()) -> None:
     """Inserts an Identity before each linear layer and convolution whose input has other consumers, in place.
 
     The quantizer replaces a tensor for all of its consumers. Without this, a layer that consumes the residual stream,
@@ -233,7 +233,7 @@ def give_own_inputs(graph, in_float: Iterable[str] = ()) -> None:
     graph.node.extend(nodes)
 
 
-def keep_products(graph) -> None:
+def keep_matmuls(graph) -> None:
     """Reshapes the bias of a matrix product with three or more dimensions to `(1, 1, C)`, in place.
 
     ONNX Runtime fuses a MatMul and an Add with a bias `(C, )` to a Gemm before it looks for quantizers. It has no
@@ -241,7 +241,7 @@ def keep_products(graph) -> None:
     than float. A separate MatMul becomes a MatMulIntegerToFloat. The `graph` must have inferred shapes.
     """
     from onnx import TensorProto
-    made = {name: node for node in graph.node for name in node.output}
+    producers = {name: node for node in graph.node for name in node.output}
     ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
     biases = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 1}
     rows: dict[str, TensorProto] = {}  # layers with equal biases share one
@@ -249,7 +249,8 @@ def keep_products(graph) -> None:
         if node.op_type != 'Add':
             continue
         for index, (bias, product) in enumerate((node.input, node.input[::-1])):
-            if bias in biases and product in made and made[product].op_type == 'MatMul' and ranks.get(product, 0) > 2:
+            producer = producers.get(product)
+            if bias in biases and producer and producer.op_type == 'MatMul' and ranks.get(product, 0) > 2:
                 if bias not in rows:
                     rows[bias] = TensorProto()
                     rows[bias].CopyFrom(biases[bias])

@@ -40,7 +40,7 @@ class OpenVino(Format):
     tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds, int8_packages = ('static', ), ('nncf', )
     variants = {'openvino': Variant(runtime),
-                'openvino-bf16': Variant(f'{runtime} bfloat16', how=dict(precision='bf16')),
+                'openvino-bf16': Variant(f'{runtime} bfloat16', load_options=dict(precision='bf16')),
                 'openvino-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,

@@ -25,15 +25,15 @@ class TorchSession(Session):
     @torch.no_grad()
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         out = self.graph(*map(torch.from_numpy, arrays))
-        return [each.numpy() for each in (out if isinstance(out, tuple) else (out, ))]
+        return [tensor.numpy() for tensor in (out if isinstance(out, tuple) else (out, ))]
 
 
 @register_format
 class Torch(Format):
     name, suffixes, runtime = 'torch', ('.pth', ), 'torch'
     is_offered = False  # see above
-    variants = {'torch': Variant('torch eager'), 'compiled': Variant('torch compiled', how=dict(compiled=True))}
-
+    variants = {'torch': Variant('torch eager'),
+                'compiled': Variant('torch compiled', load_options=dict(compiled=True))}
     tasks = ('classifier', 'detector', 'features', 'tensors')
 
     def check(self, int8: str | None = None, option: str = 'int8') -> None:
@@ -60,4 +60,4 @@ class Torch(Format):
 
     def size(self, path: Path, model: Exportable) -> int:
         """Size of the weights in memory in bytes."""
-        return sum(each.nbytes for each in [*model.stock.parameters(), *model.stock.buffers()])
+        return sum(tensor.nbytes for tensor in [*model.stock.parameters(), *model.stock.buffers()])
