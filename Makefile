@@ -6,7 +6,6 @@ STAMP := $(VENV)/.installed
 REQUIREMENTS := $(patsubst %,requirements/%.txt,runtime onedl deploy enhance translate test)
 WITHOUT_DEPENDENCIES := $(patsubst %,requirements/%.txt,opencv edge)
 JOBS ?= 2
-COVERAGE ?= --cov --cov-report=
 PYTEST := -m pytest -n $(JOBS) --dist loadscope --no-loadscope-reorder
 
 # The last releases of OpenMMLab's own packages, beside a torch of their time.
@@ -19,15 +18,18 @@ OPENMMLAB := .venv-openmmlab-$(TORCH)
 PYTHON310 ?= python3.10
 COMPILERS := .venv-sophgo/.installed .venv-rknn/.installed
 
-.PHONY: help install test test-fast test-grid test-openmmlab test-openmmlab-fast mutants lint demo docs zoo gpu chips
+.PHONY: help install test test-fast test-projects test-grid coverage test-openmmlab test-openmmlab-fast mutants lint demo docs zoo gpu chips
 
 help:
 	@echo "make install    create $(VENV) and install everything"
 	@echo "make demo       from LayerNorm to a file without norms, in INT8, on handwritten digits, 10 minutes on 2 CPU cores"
 	@echo "make zoo        the small models on digits with scores, logs, weights and checksums, in work_dirs/zoo"
-	@echo "make test       lint, all tests and their coverage, about 20 minutes on 2 CPU cores"
-	@echo "make test-fast  the same without the slow ones, 8 minutes"
+	@echo "make test       lint and all tests of the core, about TTT minutes on 2 CPU cores"
+	@echo "make test-fast  lint and the fast tests of core and projects, FFF minutes"
+	@echo "make test-projects"
+	@echo "                all tests of projects/, PPP minutes"
 	@echo "make test-grid  the cases that make test takes only a sample of"
+	@echo "make coverage   all tests, and the lines of mmunorm that none of them runs"
 	@echo "make test-openmmlab [TORCH=2.4]"
 	@echo "                all tests with mmcv, mmdet and mmpretrain of OpenMMLab and torch 2.1 or 2.4"
 	@echo "make test-openmmlab-fast [TORCH=2.4]"
@@ -62,10 +64,15 @@ lint: $(STAMP)
 test-fast: lint
 	$(BIN)/python $(PYTEST) -m "not slow and not grid"
 
-# Coverage costs 40 to 50 % more CPU time in tests of folding (COVERAGE= leaves it out); `coverage report` lists the lines.
 test: lint
-	$(BIN)/python $(PYTEST) -m "not grid" $(COVERAGE)
-	@test -z "$(COVERAGE)" || echo "coverage of mmunorm: $$($(BIN)/coverage report --format=total) %"
+	$(BIN)/python $(PYTEST) -m "not grid" tests
+
+test-projects: $(STAMP)
+	$(BIN)/python $(PYTEST) -m "not grid" projects
+
+# Coverage costs 40 to 50 % more CPU time in tests of folding.
+coverage: $(STAMP)
+	$(BIN)/python $(PYTEST) -m "not grid" --cov --cov-report=term-missing
 
 test-grid: lint
 	$(BIN)/python $(PYTEST) -m grid
