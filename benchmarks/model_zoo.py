@@ -248,7 +248,7 @@ def cells(row):
 def listed(reasons):
     """The most frequent reasons of norms, each with the number of norms."""
     counts = Counter(short(reason).partition(';')[0].replace('read by', 'consumed by') for reason in reasons)
-    return '; '.join(f'{why} ({count})' for why, count in counts.most_common(6))
+    return '; '.join(f'{why} ({count})' for why, count in counts.most_common(4))
 
 
 def page(rows):
