@@ -21,14 +21,13 @@ from torch import nn
 from ..fusion.basis import is_layer_scale
 from ..fusion.examples import with_plain_weights
 from ..fusion.inner_tokens import refuse_inner_tokens, refuses_inner_tokens
+from ..fusion.joint import join
 from ..fusion.padding import Fill
 from ..fusion.plan import FoldPlan, unwrapped
 from ..fusion.reduced import Folded, TokenScale
 from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
-from ..fusion.rewrite import add_to_state, leave, reduce_norm
-from ..fusion.rules import join
-from ..fusion.streams import leave_residual
+from ..fusion.rewrite import add_to_state, reduce_norm, replace_by_identity, replace_module
 from ..norms import replace_norms
 from ..registry import MODELS, lacks
 from ..utils import PreflightError, check_module, whole_file, written_file
@@ -59,11 +58,11 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
     new = [name for name in made if not name.endswith('.pad_value')]
     for name in folded:
         if hasattr(plan.modules.get(name), 'without_factors'):
-            leave_residual(model, name)
+            replace_module(model, name, plan.modules[name].without_factors())
         elif name in (reduced or {}):
             reduce_norm(model, name, reduced[name], new)
         elif name in plan.norms or is_layer_scale(plan.modules.get(name)):
-            leave(model, name, new)
+            replace_by_identity(model, name, new)
         else:
             is_folded = isinstance(plan.modules.get(name), Folded)
             raise ValueError(f'{type(model).__name__} has no norm {name}, which is folded in the checkpoint: it is '
@@ -98,7 +97,7 @@ def folded_made(checkpoint: dict | nn.Module) -> dict[str, int]:
     """
     if isinstance(checkpoint, nn.Module):
         state = checkpoint.state_dict()
-        names = [name for module in checkpoint.modules() if isinstance(module, Folded) for name in module.made]
+        names = [name for module in checkpoint.modules() if isinstance(module, Folded) for name in module.added]
         names += [name for name in state if name.endswith('.pad_value')]
         return {name: state[name].numel() for name in dict.fromkeys(names)}
     made = checkpoint.get('meta', {}).get('mmunorm', {}).get('made')

@@ -26,7 +26,7 @@ from .padding import Fill, zero_token
 from .plan import FoldPlan
 from .report import Fold
 from .residual import Reader, ResidualStream, Writer
-from .rewrite import leave, persist
+from .rewrite import persist, replace_by_identity
 
 ROTATIONS = ('hadamard', 'random')
 # A norm that writes the stream becomes a norm and a linear layer. That pays if several norms of the stream get cheaper.
@@ -81,7 +81,7 @@ def change_of(plan: FoldPlan, stream: ResidualStream, rotate: str | None, seed: 
     is_centered = 'variance' in statistics and set(statistics) == {'variance'} and all(
         reader.is_norm and reader.parts == 1 for reader in stream.readers)
     needs_mean = 'variance' in statistics and not is_centered
-    is_padded = any(fold.pads for fold in plan.folds if fold.norm in stream.norms)
+    is_padded = any(plan.folds[norm].pads for norm in stream.norms)
     if rotate is None and not is_centered and not needs_mean:
         return None
     basis, keeps_mean = None, needs_mean or is_padded and 'variance' in statistics
@@ -148,13 +148,13 @@ def obstacle_of(plan: FoldPlan, change: BasisChange) -> str:
 def _covered(plan: FoldPlan, stream: ResidualStream) -> dict[str, Fold]:
     """The folds of offline norms whose layers read the stream, by layer."""
     layers = {reader.name for reader in stream.readers if not reader.is_norm}
-    return {site.layer: fold for fold in plan.folds if not fold.obstacle and not statistic_of(plan.norms[fold.norm])
-            for site in fold.sites if not site.after and site.layer in layers}
+    folds = [fold for fold in plan.folds.values() if not fold.obstacle and not statistic_of(plan.norms[fold.norm])]
+    return {site.layer: fold for fold in folds for site in fold.sites if not site.after and site.layer in layers}
 
 
 def _reader_obstacle(plan: FoldPlan, change: BasisChange, reader: Reader, covered: dict[str, Fold]) -> str:
     name, width = reader.name, reader.parts * change.stream.width
-    fold = fold_of(plan, name) if reader.is_norm else covered.get(name)
+    fold = plan.folds[name] if reader.is_norm else covered.get(name)
     if reader.is_norm:
         norm = plan.norms[name]
         if not statistic_of(norm):
@@ -191,7 +191,7 @@ def _writer_obstacle(plan: FoldPlan, writer: Writer) -> str:
         return ''
     if writer.kind == 'norm':
         why = plan.obstacles[writer.name] or not statistic_of(plan.norms[writer.name]) and 'is no LayerNorm' or (
-            not fold_of(plan, writer.name).obstacle and 'is folded')
+            not plan.folds[writer.name].obstacle and 'is folded')
         return f'it is written by {writer.name}, which {why}' if why else ''
     module = plan.modules[writer.name]
     if writer.kind == 'embedding':
@@ -219,7 +219,7 @@ def _mapped(plan: FoldPlan, change: BasisChange) -> list[str]:
     writers = [writer.name for writer in change.stream.writers if writer.kind == 'norm']
     if change.basis is None:
         return writers
-    kept = {fold.norm for fold in plan.folds if fold.obstacle}
+    kept = {fold.norm for fold in plan.folds.values() if fold.obstacle}
     return list(dict.fromkeys([*writers, *(name for name in change.norms if name in kept)]))
 
 
@@ -232,36 +232,39 @@ class NewNorm:
     linear: Affine | None = None  # weight and bias of the linear layer that follows
 
 
-def new_norms(plan: FoldPlan, changes: list[BasisChange]) -> dict[str, NewNorm]:
+def new_norms(plan: FoldPlan) -> dict[str, NewNorm]:
     """By name, how each norm of the plan is folded."""
-    news: dict[str, NewNorm] = {}
-    for fold in plan.folds:
-        if fold.norm in plan.affines:
-            scale, shift = plan.affines[fold.norm]
-            news[fold.norm] = NewNorm((scale.cpu(), shift.cpu()))  # as the bases
+    changes, affines, new_by_name = plan.changes, dict(plan.affines), {}
+    for joint in plan.joints:
+        if not joint.obstacle:
+            affines.update(joint.affines(plan))
+    for fold in plan.folds.values():
+        if fold.norm in affines:
+            scale, shift = affines[fold.norm]
+            new_by_name[fold.norm] = NewNorm((scale.cpu(), shift.cpu()))  # as the bases
             if statistic_of(plan.norms[fold.norm]) and not fold.obstacle:
-                news[fold.norm].arguments = _arguments(plan, fold)
+                new_by_name[fold.norm].arguments = _arguments(plan, fold)
     for change in changes:
         covered = {fold.norm: fold for fold in _covered(plan, change.stream).values()}
         for reader in change.stream.readers:
-            if reader.is_norm and reader.name in news:
-                _read(plan, change, reader, news[reader.name])
+            if reader.is_norm and reader.name in new_by_name:
+                _read(plan, change, reader, new_by_name[reader.name])
         for name, fold in covered.items() if change.basis is not None else ():
             reader = next(reader for reader in change.stream.readers if reader.name == fold.sites[0].layer)
-            scale, shift = news[name].affine
-            news[name].affine = scale[:, None] * change.reading(reader), shift
+            scale, shift = new_by_name[name].affine
+            new_by_name[name].affine = scale[:, None] * change.reading(reader), shift
             if fold.pads:
-                news[name].fill = _rotated_fill(change, scale, shift)
+                new_by_name[name].fill = _rotated_fill(change, scale, shift)
     for change in changes:
         for writer in change.stream.writers:
             if writer.kind == 'norm':
-                new = news[writer.name]
+                new = new_by_name[writer.name]
                 (scale, shift), t = new.affine, change.writing
                 scale = torch.diag(scale) if scale.dim() == 1 else scale
                 new.linear = t @ scale, t @ shift
-                new.arguments = {**(new.arguments or _arguments(plan, fold_of(plan, writer.name))), 'linear': True,
+                new.arguments = {**(new.arguments or _arguments(plan, plan.folds[writer.name])), 'linear': True,
                                  'affine': False}
-    return news
+    return new_by_name
 
 
 def _rotated_fill(change: BasisChange, scale: Tensor, shift: Tensor) -> Fill:
@@ -276,14 +279,9 @@ def _arguments(plan: FoldPlan, fold: Fold) -> dict:
                 channels_first=is_channels_first(norm), affine=bool(fold.obstacle))
 
 
-def fold_of(plan: FoldPlan, norm: str) -> Fold:
-    """The fold of a norm."""
-    return next(fold for fold in plan.folds if fold.norm == norm)
-
-
 def _read(plan: FoldPlan, change: BasisChange, reader: Reader, new: NewNorm) -> None:
     """Sets how an online norm that reads a stream is folded in its new basis."""
-    fold, (scale, shift) = fold_of(plan, reader.name), new.affine
+    fold, (scale, shift) = plan.folds[reader.name], new.affine
     is_variance, width = statistic_of(plan.norms[reader.name]) == 'variance', len(shift)
     new.arguments = {**_arguments(plan, fold), 'statistic': 'mean_square'}
     if is_variance and not change.is_centered:
@@ -320,7 +318,7 @@ def apply_change(model: nn.Module, change: BasisChange, covered: set[str]) -> li
     """
     matrix = change.writing
     tensors = [writer.name for writer in change.stream.writers if writer.kind == 'token']
-    made = [name for name in tensors if persist(model, name)]
+    added = [name for name in tensors if persist(model, name)]
     for writer in change.stream.writers:
         if writer.kind != 'norm':
             _write(model, writer, matrix)
@@ -328,7 +326,7 @@ def apply_change(model: nn.Module, change: BasisChange, covered: set[str]) -> li
         if not reader.is_norm and reader.name not in covered and change.basis is not None:
             weight = model.get_submodule(reader.name).weight
             weight.copy_(torch.einsum('oi...,ij->oj...', weight.double(), change.reading(reader).to(weight.device)))
-    return made
+    return added
 
 
 def _write(model: nn.Module, writer: Writer, matrix: Tensor) -> None:
@@ -358,7 +356,7 @@ def _take_scale(model: nn.Module, name: str) -> Tensor:
     values = scale.detach().double().flatten().clone()
     scale.fill_(1)
     if owner and is_layer_scale(module):
-        leave(model, owner, ())
+        replace_by_identity(model, owner, ())
     return values
 
 

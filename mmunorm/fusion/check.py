@@ -5,12 +5,12 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from ..registry import lacks
+from .affine import Affine, statistic_of
 from .examples import is_removable
+from .joint import JointFold
 from .padding import zero_token
 from .plan import FoldPlan, call_obstacle
-from .report import Fold, streams_of
-from .rules import Stream
-from .streams import range_obstacle
+from .report import Fold
 
 _LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
 if not lacks('mmengine', 'mmcv'):
@@ -20,14 +20,12 @@ if not lacks('mmengine', 'mmcv'):
 
 def check(plan: FoldPlan) -> None:
     """Sets the obstacle of each fold whose norm must be kept, unless it is already set."""
-    for fold in plan.folds:
+    for fold in plan.folds.values():
         fold.obstacle = fold.obstacle or _obstacle(fold, plan)
-    by_norm = {fold.norm: fold for fold in plan.folds}
-    for stream in streams_of(plan.folds):
-        if reason := _stream_obstacle(plan, stream, by_norm):
-            for fold in plan.folds:
-                if fold.stream == stream:
-                    fold.obstacle = fold.obstacle or reason
+    for joint in plan.joints:
+        joint.obstacle = _joint_obstacle(plan, joint)
+        for fold in plan.folds_of(joint):
+            fold.obstacle = fold.obstacle or joint.obstacle
 
 
 def _obstacle(fold: Fold, plan: FoldPlan) -> str:
@@ -40,37 +38,41 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> str:
         if scale.dim() > 1 and (site.after or site.channels != tuple(range(len(shift)))
                                 or weight.shape[1] != len(shift)):
             return f'it mixes channels, which cannot be folded into its neighbour {site.layer}'
-        if site.layer not in fold.untied and (shared := plan.owners.others(site.layer, layer)):
+        if site.layer not in fold.copied and (shared := plan.owners.others(site.layer, layer)):
             return f'its neighbour {site.layer} is shared with {shared}'
         if adapter := adapter_of(site.layer, plan):
             return (f'its neighbour {site.layer} is part of {adapter}, whose merge() would undo the fold; '
                     'merge it first (peft: merge_and_unload())')
-    if scale.dim() > 1 and (fold.pads or fold.stream is not None):
-        return 'it mixes channels, and its input is padded with zeros or is part of a residual stream'
-    if fold.pads and fold.stream is None:  # `range_obstacle` checks streams
-        dtype = plan.modules[fold.sites[0].layer].weight.dtype
-        if not zero_token(scale, shift).fits(dtype):
-            return f'{str(dtype).removeprefix("torch.")} cannot represent the padding token that replaces zeros'
-    return ''
+    if scale.dim() > 1 and (fold.pads or fold.joint is not None):
+        return 'it mixes channels, and its output is padded with zeros or it folds with other norms'
+    return '' if fold.joint is not None else _fill_obstacle(fold, plan, (scale, shift))
 
 
-def _stream_obstacle(plan: FoldPlan, stream: Stream, by_norm: dict[str, Fold]) -> str:
-    """Why all norms of a stream must be kept, or '': one of them must be, or the factors cannot be carried on."""
-    norms = [*(station.norm for station in stream.stations), *stream.ends]
-    if not by_norm.keys() >= set(norms):
-        return 'norms of its residual stream are folded already'
+def _fill_obstacle(fold: Fold, plan: FoldPlan, affine: Affine) -> str:
+    """Why the padding after a norm that is folded with this scale and shift cannot be filled, or ''."""
+    if not fold.pads or not fold.sites:
+        return ''
+    dtype = plan.modules[fold.sites[0].layer].weight.dtype
+    if zero_token(*affine).fits(dtype):
+        return ''
+    return f'{str(dtype).removeprefix("torch.")} cannot represent the padding token that replaces zeros'
+
+
+def _joint_obstacle(plan: FoldPlan, joint: JointFold) -> str:
+    """Why all norms of a joint fold must be kept, or '': one of them must be, or the rest cannot be changed."""
+    norms = (*joint.norms, *joint.requires)
+    if not plan.folds.keys() >= set(norms):
+        return 'norms that fold with it are folded already'
     for norm in norms:
-        if obstacle := by_norm[norm].obstacle:
-            return f'its residual stream cannot be folded past {norm}: {obstacle}'
-    for station in stream.stations:
-        layer = plan.modules[station.last]
-        if obstacle := layer_obstacle(layer):
-            return f'{station.last} {obstacle}'
-        if shared := plan.owners.others(station.last, layer):
-            return f'{station.last} is shared with {shared}'
-        if obstacle := call_obstacle(plan.modules[station.residual]):
-            return f'{station.residual} {obstacle}'
-    return range_obstacle(plan, stream)
+        if plan.folds[norm].obstacle:
+            return f'it cannot be folded past {norm}: {plan.folds[norm].obstacle}'
+        if statistic_of(plan.norms[norm]):
+            return f'it cannot be folded past {norm}, which computes its statistics at inference'
+    if obstacle := joint.check(plan):
+        return obstacle
+    affines = joint.affines(plan)
+    obstacles = (_fill_obstacle(plan.folds[norm], plan, affines.get(norm, plan.affines[norm])) for norm in norms)
+    return next(filter(None, obstacles), '')
 
 
 def adapter_of(layer: str, plan: FoldPlan) -> str:

@@ -33,8 +33,8 @@ class Dyes:
     def twins(self, numbers: range, like: Tensor, axis: int) -> Twins:
         """The twins of a tensor like `like`, whose dimension `axis` is the channels of these numbers."""
         if len(self._fractions) < like.numel():
-            places = torch.arange(like.numel(), device=like.device, dtype=torch.float64)
-            self._fractions = places.mul_(0.6180339887498949).frac_().div_(4)
+            positions = torch.arange(like.numel(), device=like.device, dtype=torch.float64)
+            self._fractions = positions.mul_(0.6180339887498949).frac_().div_(4)
         first, second = self.rows(numbers, like.movedim(axis, 0))
         fractions = self._fractions[:like.numel()].to(like.device).view(like.shape)
         return first.movedim(0, axis) + fractions, second.movedim(0, axis) - fractions

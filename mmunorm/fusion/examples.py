@@ -24,7 +24,11 @@ class Run:
         """Returns the outputs of the model on the example, cast to `dtype`."""
         if callable(self.example):
             return self.example(model)
-        example = _cast(self.example, dtype)  # a copy: the model may write to it
+
+        def copied(tensor: Tensor) -> Tensor:  # the model may write to it
+            return tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
+
+        example = map_tensors(copied, self.example)
         if isinstance(example, dict):
             return model(**example)
         return model(*example) if isinstance(example, tuple) else model(example)
@@ -60,13 +64,13 @@ def _other_sizes(example) -> Iterator[Tensor]:
             yield example[:, torch.arange(other, device=example.device) % length]
 
 
-def _cast(value, dtype: torch.dtype | None):
-    """A copy with all floating-point tensors cast to `dtype`, None for their own."""
+def map_tensors(function: Callable[[Tensor], object], value):
+    """`value` with each tensor in its dicts, tuples and lists replaced by what `function` returns for it."""
     if isinstance(value, Tensor):
-        return value.detach().to(dtype if value.is_floating_point() else None, copy=True)
+        return function(value)
     if isinstance(value, dict):
-        return {key: _cast(each, dtype) for key, each in value.items()}
-    return type(value)(_cast(each, dtype) for each in value) if type(value) in (tuple, list) else value
+        return {key: map_tensors(function, item) for key, item in value.items()}
+    return type(value)(map_tensors(function, item) for item in value) if type(value) in (tuple, list) else value
 
 
 def copy_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -88,8 +92,8 @@ def _computed(value, depth: int = 3) -> Iterator[Tensor]:
         if not value.is_leaf:
             yield value
     elif depth and isinstance(value, (dict, list, tuple)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _computed(each, depth - 1)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _computed(item, depth - 1)
 
 
 def is_removable(layer: nn.Module) -> bool:

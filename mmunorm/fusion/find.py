@@ -14,8 +14,8 @@ import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FunctionType
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,10 +25,10 @@ from torch.overrides import TorchFunctionMode
 from ..norms.layers import channel_axis, input_of
 from .affine import has_act, statistic_of
 from .dye import MIXED, NOTHING, Dyes, Twins
-from .examples import Run, tensors_in
+from .examples import Run, map_tensors, tensors_in
+from .joint import Consumer, JointFold
 from .plan import FoldPlan, call_obstacle
 from .report import Fold, Site
-from .rules import Station, Stream
 
 _TRAILING = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}  # dimensions after the channels
 _JOINS = frozenset({'cat', 'concat', 'concatenate', 'stack', 'hstack', 'vstack', 'dstack'})
@@ -50,17 +50,10 @@ class _Layer:
     weight: str  # full name of the weight
     rows: tuple[int, int]  # the rows of the weight that are the operator's, [first, end)
     weights: range  # the numbers of these rows
-    gives: range  # the numbers of its output
-    reads: list[int]  # the number of a norm's channel at each channel of its input, or -1; the same in each call
+    outputs: range  # the numbers of its output channels
+    inputs: list[int]  # the number of a norm's channel at each channel of its input, or -1; the same in each call
     bias: tuple[tuple[str, int], ...]  # for each row, the vector that holds its bias and the index in it
     problem: str  # why no norm can be folded into it, as half a sentence, or ''
-
-
-class _Obstacle(NamedTuple):
-    """Why the norm of a channel cannot be folded into its consumer, as half a sentence after 'its output'."""
-    why: str
-    is_padding: bool = False  # whether it could be if the padding were not zeros
-    inside: str = ''  # the watched module whose forward consumes it
 
 
 def find(model: nn.Module, plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None = None
@@ -69,18 +62,18 @@ def find(model: nn.Module, plan: FoldPlan, runs: Sequence[Run], dtype: torch.dty
 
     Returns the folds, the runs that succeeded, and the last error. Raises a RuntimeError if a required run fails.
     """
-    finder, taken, why = _Finder(model, plan), [], ''
+    finder, succeeded, why = _Finder(model, plan), [], ''
     for run in runs:
         try:
             finder.run(run, dtype)
-            taken.append(run)
+            succeeded.append(run)
             if run.is_enough:
                 break
         except Exception as error:  # what was recorded until then is valid
             why = f'{type(error).__name__}: {error}'
             if run.is_required:
                 raise RuntimeError(f'example: the model does not run on it: {why}') from error
-    return [finder.fold(name) for name in plan.norms], taken, why
+    return [finder.fold(name) for name in plan.norms], succeeded, why
 
 
 class _Finder(TorchFunctionMode):
@@ -91,16 +84,14 @@ class _Finder(TorchFunctionMode):
         self._ran: set[str] = set()  # norms
         self._not_from_layers: set[str] = set()  # norms whose input is not only the output of layers
         self._layers: dict[tuple[str, int, int, str], _Layer] = {}  # by weight, rows and owner
-        self._blocked: dict[int, list[_Obstacle]] = {}  # by number
+        self._consumers: dict[int, list[Consumer]] = {}  # other than layers, by number
         self._padded: dict[int, set[str | None]] = {}  # by number, the modules that pad; None for one that cannot fill
         self._sources: dict[int, tuple[str, int]] = {}  # by number of a layer's output: the norm and its channel
         self._number()
-        sums = {station.residual for stream in plan.streams for station in stream.stations}
         for name, module in model.named_modules():
             if name in plan.affines:
                 module.forward = self._norm_forward(name, module, module.forward)
-            elif name in plan.fills or name in sums or (
-                    name not in plan.norms and any(True for _ in module.parameters(recurse=False))):
+            elif name not in plan.norms:
                 module.forward = self._module_forward(name, module.forward)
         self._start()
 
@@ -108,17 +99,17 @@ class _Finder(TorchFunctionMode):
         """Numbers the channels of norms, the outputs of layers, and the rows of parameters."""
         size = 0
 
-        def take(count: int) -> range:
+        def next_numbers(count: int) -> range:
             nonlocal size
             size += count
             return range(size - count, size)
 
         tensors = {name: tensor for name, tensor in [*self._model.named_parameters(), *self._model.named_buffers()]
                    if tensor.dim() and tensor.is_floating_point()}
-        self._channels = {name: take(shift.numel()) for name, (_, shift) in self._plan.affines.items()}
+        self._channels = {name: next_numbers(shift.numel()) for name, (_, shift) in self._plan.affines.items()}
         self._first_output = size
-        self._outputs = {name: take(len(tensor)) for name, tensor in tensors.items() if tensor.dim() > 1}
-        self._rows = {name: take(len(tensor)) for name, tensor in tensors.items()}
+        self._outputs = {name: next_numbers(len(tensor)) for name, tensor in tensors.items() if tensor.dim() > 1}
+        self._rows = {name: next_numbers(len(tensor)) for name, tensor in tensors.items()}
         self._starts = [(rows.start, name) for name, rows in self._rows.items() if rows]
         self._dyes = Dyes(size)
         for name, tensor in tensors.items():
@@ -129,7 +120,7 @@ class _Finder(TorchFunctionMode):
             self._aliases.setdefault(self._whole.get(id(tensor), name), {})[name.rpartition('.')[0]] = name
 
     def _start(self) -> None:
-        self._inside: list[str] = []  # the watched modules that are being called
+        self._inside: list[str] = []  # the modules that are being called
         self._is_suspended = False
         self._dyed: list[weakref.ref[Tensor]] = []
 
@@ -140,9 +131,9 @@ class _Finder(TorchFunctionMode):
             with self:
                 output = run(self._model, dtype)
             known = set(map(id, tensors_in(output)))
-            if any(each() is not None and id(each()) not in known for each in self._dyed):
+            if any(reference() is not None and id(reference()) not in known for reference in self._dyed):
                 gc.collect()  # it may be garbage
-            for tensor in filter(lambda tensor: tensor is not None, [each() for each in self._dyed]):
+            for tensor in filter(lambda tensor: tensor is not None, [reference() for reference in self._dyed]):
                 self._block(tensor, 'is an output of the model, or stored by it')
             del output
         finally:
@@ -157,30 +148,30 @@ class _Finder(TorchFunctionMode):
             try:
                 y = forward(*args, **kwargs)
                 y = x.view_as(x) if y is x else y  # with a dye of its own
-                self._note_norm(name, norm, x, y, channel_axis(norm, kwargs))
+                self._record_norm(name, norm, x, y, channel_axis(norm, kwargs))
             finally:
                 self._is_suspended = False
             return y
 
         return wrapped
 
-    def _note_norm(self, name: str, norm: nn.Module, x: Tensor, y: Tensor, axis: int) -> None:
+    def _record_norm(self, name: str, norm: nn.Module, x: Tensor, y: Tensor, axis: int) -> None:
         self._ran.add(name)
         channels, why = self._channels[name], f'is consumed by the norm {name}'
         size = len(channels)
-        axis = next((each for each in (axis, -1, 1) if each < x.dim() and x.shape[each] == size), axis)
+        axis = next((dim for dim in (axis, -1, 1) if dim < x.dim() and x.shape[dim] == size), axis)
         if has_act(norm) and not isinstance(norm.act, nn.Identity):
-            self._block_numbers(channels, _Obstacle('goes through its activation'))
+            self._block_numbers(channels, Consumer('goes through its activation'))
         else:
             self._dye(y, self._dyes.twins(channels, y, axis))
         numbers = self._dyes.read(x.dye).movedim(axis, -1).cpu() if hasattr(x, 'dye') else torch.tensor(NOTHING)
         if bool(((numbers < self._first_output) | (numbers >= self._starts[0][0])).any()):
             self._not_from_layers.add(name)
-            return self._block(x, why)
+            return self._block(x, why, norm=name)
         for pair in (numbers * size + torch.arange(size)).unique().tolist():
             number, channel = divmod(pair, size)
             if self._sources.setdefault(number, (name, channel)) != (name, channel):
-                self._block_numbers([number], _Obstacle(f'{why} and by another, or as several channels'))
+                self._block_numbers([number], Consumer(f'{why} and by another, or as several channels'))
 
     def _module_forward(self, name: str, forward: Callable) -> Callable:
         def wrapped(*args, **kwargs):
@@ -201,7 +192,7 @@ class _Finder(TorchFunctionMode):
                 return _ATTENTION(*args, **kwargs)
         output = func(*args, **kwargs)
         if func in _TRAILING:
-            self._note_linear(_TRAILING[func], output, *args, **kwargs)
+            self._record_linear(_TRAILING[func], output, *args, **kwargs)
         elif dyed := [tensor for tensor in tensors_in((args, kwargs)) if hasattr(tensor, 'dye')]:
             self._follow(func, args, kwargs, dyed, output)
         return output
@@ -224,29 +215,30 @@ class _Finder(TorchFunctionMode):
             for tensor in dyed:
                 self._block(tensor, 'is concatenated with an empty tensor, which may not be empty at another size')
         elif name == 'pad':
-            self._note_padding(*args, **kwargs)
-        for each, dye in zip(outputs, twins or [None] * len(outputs), strict=True):
+            self._record_padding(*args, **kwargs)
+        for tensor, dye in zip(outputs, twins or [None] * len(outputs), strict=True):
             if dye is None:
-                each.__dict__.pop('dye', None)
-            elif not hasattr(each, 'dye'):  # it may be an argument
-                self._dye(each, dye)
+                tensor.__dict__.pop('dye', None)
+            elif not hasattr(tensor, 'dye'):  # it may be an argument
+                self._dye(tensor, dye)
 
     def _twins(self, func, args: tuple, kwargs: dict, outputs: list[Tensor]) -> list[Twins | None] | None:
         """The twins of a function's outputs, None for an output that does not depend on dyed tensors' values.
 
         None instead of the list if it computes something else.
         """
-        is_copied = any(hasattr(each, 'dye') for each in outputs)  # an argument, which has perhaps been written to
+        is_copied = any(hasattr(tensor, 'dye') for tensor in outputs)  # an argument, which has perhaps been written to
         try:
-            pairs = list(zip(*(tensors_in(func(*_swap(args, i, is_copied), **_swap(kwargs, i, is_copied)))
-                               for i in (0, 1)), strict=True))
+            results = [func(*map_tensors(partial(_twin, number, is_copied), args),
+                            **map_tensors(partial(_twin, number, is_copied), kwargs)) for number in (0, 1)]
+            pairs = list(zip(*map(tensors_in, results), strict=True))
         except Exception:  # for example a write into an expanded tensor
             return None
-        states = [self._dyes.is_moved(pair) if pair[0].shape == each.shape else False
-                  for pair, each in zip(pairs, outputs, strict=True)]
+        states = [self._dyes.is_moved(pair) if pair[0].shape == tensor.shape else False
+                  for pair, tensor in zip(pairs, outputs, strict=True)]
         return None if False in states else [pair if state else None for pair, state in zip(pairs, states, strict=True)]
 
-    def _note_padding(self, input: Tensor, pad: Sequence[int], mode: str = 'constant', value=None) -> None:
+    def _record_padding(self, input: Tensor, pad: Sequence[int], mode: str = 'constant', value=None) -> None:
         module = next(filter(self._plan.fills.__contains__, reversed(self._inside)), None)
         if mode == 'constant':
             for number in self._dyes.sample(input.dye).unique().tolist():
@@ -258,17 +250,17 @@ class _Finder(TorchFunctionMode):
         tensor.dye = twins
         self._dyed.append(weakref.ref(tensor))
 
-    def _block(self, tensor: Tensor, why: str, is_padding: bool = False) -> None:
+    def _block(self, tensor: Tensor, why: str, is_padding: bool = False, norm: str = '') -> None:
         """Records that something other than a layer consumes a tensor."""
         if hasattr(tensor, 'dye'):
-            obstacle = _Obstacle(why, is_padding, next(reversed(self._inside), ''))
-            self._block_numbers(self._dyes.sample(tensor.dye).unique().tolist(), obstacle)
+            consumer = Consumer(why, is_padding, next(reversed(self._inside), ''), norm)
+            self._block_numbers(self._dyes.sample(tensor.dye).unique().tolist(), consumer)
 
-    def _block_numbers(self, numbers: Iterable[int], obstacle: _Obstacle) -> None:
+    def _block_numbers(self, numbers: Iterable[int], consumer: Consumer) -> None:
         for number in numbers:
-            known = self._blocked.setdefault(number, [])
-            if obstacle not in known:
-                known.append(obstacle)
+            known = self._consumers.setdefault(number, [])
+            if consumer not in known:
+                known.append(consumer)
 
     def _row(self, number: int) -> tuple[str, int]:
         """The parameter and the row that have a number."""
@@ -287,7 +279,7 @@ class _Finder(TorchFunctionMode):
         name, first = self._row(numbers[0])
         return (name, first, first + len(numbers)) if name in self._outputs else None
 
-    def _note_linear(self, trailing: int, y: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None,
+    def _record_linear(self, trailing: int, y: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None,
                      stride=1, padding=0, dilation=1, groups: int = 1) -> None:
         part = self._part(weight)
         if part is None:
@@ -303,8 +295,8 @@ class _Finder(TorchFunctionMode):
         if trailing and pads:
             kernel = 'x'.join(map(str, weight.shape[2:]))
             self._block(input, f'is consumed by {owner}, a {kernel} convolution that pads with zeros')
-        reads = self._columns(input, axis, owner) if hasattr(input, 'dye') and input.numel() else None
-        self._note_layer(part, owner, [NOTHING] * input.shape[axis] if reads is None else reads.tolist(), bias)
+        inputs = self._columns(input, axis, owner) if hasattr(input, 'dye') and input.numel() else None
+        self._record_layer(part, owner, [NOTHING] * input.shape[axis] if inputs is None else inputs.tolist(), bias)
         start = self._outputs[part[0]].start
         self._dye(y, self._dyes.twins(range(start + part[1], start + part[2]), y, axis))
 
@@ -312,7 +304,7 @@ class _Finder(TorchFunctionMode):
         """The number of a norm's channel at each channel of a layer's input, or `NOTHING`; None if it has several."""
         numbers = self._dyes.read(x.dye).movedim(axis, -1).reshape(-1, x.shape[axis])
         is_other = numbers >= self._first_output
-        self._block_numbers(numbers[is_other].unique().tolist(), _Obstacle(f'is consumed by {owner}'))
+        self._block_numbers(numbers[is_other].unique().tolist(), Consumer(f'is consumed by {owner}'))
         numbers[is_other] = NOTHING
         columns = numbers.amax(0)
         if bool(((numbers != columns) & (numbers != NOTHING) | (numbers == MIXED)).any()):
@@ -323,7 +315,7 @@ class _Finder(TorchFunctionMode):
             self._block(x, f'is consumed by {owner} together with other values, such as padding', True)
         return columns
 
-    def _note_layer(self, part: tuple[str, int, int], owner: str, reads: list[int], bias: Tensor | None) -> None:
+    def _record_layer(self, part: tuple[str, int, int], owner: str, inputs: list[int], bias: Tensor | None) -> None:
         name, first, end = part
         numbers = self._dyes.read(bias.dye).tolist() if hasattr(bias, 'dye') else []
         problem = call_obstacle(self._plan.modules[owner])
@@ -333,95 +325,86 @@ class _Finder(TorchFunctionMode):
         if layer is None:
             layer = self._layers[(*part, owner)] = _Layer(
                 owner, self._aliases.get(name, {}).get(owner, name), (first, end), self._rows[name][first:end],
-                self._outputs[name][first:end], reads, tuple(map(self._row, numbers)), problem)
+                self._outputs[name][first:end], inputs, tuple(map(self._row, numbers)), problem)
         layer.problem = layer.problem or problem
-        if reads != layer.reads:
-            why = _Obstacle(f'is consumed by {owner}, which also has another input')
-            self._block_numbers({*reads, *layer.reads}, why)
+        if inputs != layer.inputs:
+            why = Consumer(f'is consumed by {owner}, which also has another input')
+            self._block_numbers({*inputs, *layer.inputs}, why)
 
     # What the run has shown, as folds.
 
     def fold(self, name: str) -> Fold:
         """The layers that a norm is folded into, or why it is kept."""
         fold = Fold(name, type(self._plan.norms[name]).__name__, obstacle=self._plan.obstacles[name])
-        own = [number for vector in ('weight', 'bias') for number in self._rows.get(f'{name}.{vector}', ())]
+        parameters = [number for vector in ('weight', 'bias') for number in self._rows.get(f'{name}.{vector}', ())]
         if not fold.obstacle and name not in self._ran:
             fold.obstacle = 'did not run on the example'
-        elif not fold.obstacle and (why := self._why(own)):
+        elif not fold.obstacle and (why := self._why(parameters)):
             fold.obstacle = f'its weight or bias {why}, too'
         elif not fold.obstacle:
-            station = None if statistic_of(self._plan.norms[name]) else self._plan.stations.get(name)
-            self._place(fold, self._channels[name], *station or (None, None))
+            joint = None if statistic_of(self._plan.norms[name]) else self._plan.joint_of.get(name)
+            self._place(fold, self._channels[name], joint)
         return fold
 
     def _why(self, numbers: Iterable[int]) -> str:
         """Why one of these numbers is blocked, or ''."""
-        return next((each.why for number in numbers for each in self._blocked.get(number, ())), '')
+        return next((consumer.why for number in numbers for consumer in self._consumers.get(number, ())), '')
 
     def _problem_of(self, layers: Iterable[_Layer], where: str) -> str:
         """Why no norm can be folded into one of these layers, as half a sentence, or ''."""
         for layer in layers:
-            why = '' if layer.owner in self._plan.untied else self._why(layer.weights)
+            why = '' if layer.owner in self._plan.copyable else self._why(layer.weights)
             if problem := layer.problem or (f'has a weight that {why}, too' if why else ''):
                 return where.format(layer.owner) + problem
         return ''
 
-    def _place(self, fold: Fold, channels: range, stream: Stream | None, reader: Station | None) -> None:
-        """Into the layers that consume a norm, or else into those before it. `reader` is the next sublayer."""
-        readers = [layer for layer in self._layers.values() if not set(layer.reads).isdisjoint(channels)]
-        obstacles = [each for number in channels for each in self._blocked.get(number, ())]
-        if stream is not None:
-            # The next sum is also a consumer. At the end, norms are; one may follow an unfold.
-            ends = ['unfold', *(f'the norm {end}' for end in stream.ends)] if reader is None else []
-            obstacles = [each for each in obstacles if each.why.removeprefix('is consumed by ') not in ends
-                         and not (reader and each.inside == reader.residual)]
-            others = [layer.owner for layer in readers
-                      if reader and not f'{layer.owner}.'.startswith(f'{reader.part}.')]
-            obstacles = [*(_Obstacle(f'is consumed by {other}, which is not the next sublayer') for other in others),
-                         *obstacles]
+    def _place(self, fold: Fold, channels: range, joint: JointFold | None) -> None:
+        """Into the layers that consume a norm, or else into those before it."""
+        readers = [layer for layer in self._layers.values() if not set(layer.inputs).isdisjoint(channels)]
+        consumers = [consumer for number in channels for consumer in self._consumers.get(number, ())]
+        allowed = [consumer for consumer in consumers if joint is not None and joint.allows(fold.norm, consumer)]
         padding = {name for number in channels for name in self._padded.get(number, ())}
-        if padding and None not in padding:  # it can be filled
-            obstacles = [each for each in obstacles if not each.is_padding]
-        why = next((each.why for each in sorted(obstacles, key=lambda each: each.is_padding)), '')
+        can_fill = padding and None not in padding
+        obstacles = [consumer for consumer in consumers
+                     if consumer not in allowed and not (can_fill and consumer.is_padding)]
+        why = next((consumer.why for consumer in sorted(obstacles, key=lambda consumer: consumer.is_padding)), '')
         why = why or self._problem_of(readers, 'is consumed by {}, which ')
-        if not why and (readers or stream and stream.ends and reader is None):
-            fold.stream, fold.pads = stream, [(name, self._plan.fills[name]) for name in sorted(padding)]
+        if not why and (readers or allowed):
+            fold.joint, fold.pads = joint, [(name, self._plan.fills[name]) for name in sorted(padding)]
             fold.sites = [_site(layer, False, [number - channels.start if number in channels else -1
-                                               for number in layer.reads]) for layer in readers]
-            fold.untied = [layer.owner for layer in readers if layer.owner in self._plan.untied
+                                               for number in layer.inputs]) for layer in readers]
+            fold.norms_after = list(dict.fromkeys(consumer.norm for consumer in allowed if consumer.norm))
+            fold.copied = [layer.owner for layer in readers if layer.owner in self._plan.copyable
                            and self._plan.owners.others(layer.owner, self._plan.modules[layer.owner])]
             return
         fold.obstacle = f"its output {why or 'is consumed by nothing'}"
-        if stream is None and not statistic_of(self._plan.norms[fold.norm]):
+        if joint is None and not statistic_of(self._plan.norms[fold.norm]):
             self._place_before(fold, len(channels))
 
     def _place_before(self, fold: Fold, size: int) -> None:
-        read = {number: channel for number, (norm, channel) in self._sources.items() if norm == fold.norm}
-        sources = [layer for layer in self._layers.values() if not read.keys().isdisjoint(layer.gives)]
+        channels = {number: channel for number, (norm, channel) in self._sources.items() if norm == fold.norm}
+        sources = [layer for layer in self._layers.values() if not channels.keys().isdisjoint(layer.outputs)]
         names = ', '.join(layer.owner for layer in sources)
         if fold.norm in self._not_from_layers:
             fold.obstacle += '; its input is not only the output of linear layers'
-        elif set(read.values()) != set(range(size)):
+        elif set(channels.values()) != set(range(size)):
             fold.obstacle += '; the layer before it is consumed by another norm, too'
-        elif why := self._why(read):
+        elif why := self._why(channels):
             fold.obstacle += f'; the output of {names} before it {why}, too'
         elif problem := self._problem_of(sources, '{} before it '):
             fold.obstacle += f'; {problem}'
         else:
             fold.obstacle = ''
-            fold.sites = [_site(layer, True, [read.get(number, -1) for number in layer.gives]) for layer in sources]
+            fold.sites = [_site(layer, True, [channels.get(number, -1) for number in layer.outputs])
+                          for layer in sources]
 
 
 def _site(layer: _Layer, after: bool, channels: list[int]) -> Site:
     return Site(layer.owner, after, layer.weight.rpartition('.')[2], layer.rows, tuple(channels), layer.bias)
 
 
-def _swap(value, twin: int, is_copied: bool):
-    """An argument with the twins of dyed tensors. Other values are shifted, so that 0 and 1 are nothing special."""
-    if isinstance(value, Tensor):
-        if hasattr(value, 'dye'):
-            return value.dye[twin].clone() if is_copied else value.dye[twin]
-        return value + 0.37 if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: _swap(each, twin, is_copied) for key, each in value.items()}
-    return type(value)(_swap(each, twin, is_copied) for each in value) if type(value) in (tuple, list) else value
+def _twin(number: int, is_copied: bool, tensor: Tensor) -> Tensor:
+    """A twin of a dyed tensor. The values of another tensor are shifted, so that 0 and 1 are nothing special."""
+    if hasattr(tensor, 'dye'):
+        return tensor.dye[number].clone() if is_copied else tensor.dye[number]
+    return tensor + 0.37 if tensor.is_floating_point() else tensor

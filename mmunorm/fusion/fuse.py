@@ -10,7 +10,7 @@ from ..norms.base import check_choice
 from ..utils import check_module, plural
 from .affine import statistic_of
 from .apply import apply
-from .basis import ROTATIONS, BasisChange, change_of, fold_of, new_norms, obstacle_of
+from .basis import ROTATIONS, BasisChange, change_of, obstacle_of
 from .check import check
 from .examples import Run, copy_of, runs_of
 from .find import find
@@ -34,9 +34,8 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
 
     The model is run on an example to find the consumers of each norm, and what writes each residual stream. Before the
     model is changed, a folded copy is verified to compute the same outputs. Norms that cannot be folded exactly are
-    kept. Folding a folded model changes nothing. Linear layers in the NTK parametrization become plain linear layers,
-    and the factors of residual schemes are folded into the adjacent layers. So is a LayerScale before a stream that
-    changes.
+    kept. Folding a folded model changes nothing. Weights that are parametrized by a factor become plain weights. A
+    LayerScale before a stream that changes is folded into the layer before it.
 
     Intermediate features of a folded model, such as a classifier's features before its head, are not normalized if
     their norm was folded into the next layer. Tokens of a residual stream lack their mean, or are in another basis:
@@ -89,13 +88,13 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
     difference = _verify_changes(plan, runs, dtype) if runs else None
     if strict:
         _refuse_kept(plan, online)  # the verification keeps norms, too
-    apply(plan, plan.model)
-    for name, new in new_norms(plan, plan.changes).items():
-        fold_of(plan, name).left = _left(new.arguments)
+    for name, new in apply(plan, plan.model).items():
+        plan.folds[name].left = _left(new.arguments)
+    folds = plan.folds.values()
     return FusionReport(
-        folded=tuple(fold for fold in plan.folds if not fold.obstacle and not fold.left),
-        reduced=tuple(fold for fold in plan.folds if fold.left),
-        kept=tuple(fold for fold in plan.folds if fold.obstacle and not fold.left), difference=difference,
+        folded=tuple(fold for fold in folds if not fold.obstacle and not fold.left),
+        reduced=tuple(fold for fold in folds if fold.left),
+        kept=tuple(fold for fold in folds if fold.obstacle and not fold.left), difference=difference,
         streams=tuple(plan.changes))
 
 
@@ -104,23 +103,23 @@ def _find(plan: FoldPlan, example) -> tuple[list[Run], torch.dtype | None]:
     runs, kind = [] if example is None else runs_of(example), type(plan.model).__name__
     why = f'no fold rule can run {kind}: pass example=, such as torch.randn(1, 3, 224, 224)'
     size = sum(parameter.numel() for parameter in plan.model.parameters())
-    for dtype in (torch.float64, None) if runs and (plan.affines or plan.factors) else ():
+    for dtype in (torch.float64, None) if runs and (plan.affines or plan.joints) else ():
         if dtype is not None and size > _LARGEST_MODEL:
             continue
         with suppress(RuntimeError) if dtype is not None else nullcontext():  # not all models run in float64
-            folds, taken, error = find(copy_of(plan.model, dtype), plan, runs, dtype)
-            if taken:
-                plan.folds = folds
-                return taken, dtype
+            folds, succeeded, error = find(copy_of(plan.model, dtype), plan, runs, dtype)
+            if succeeded:
+                plan.folds = {fold.norm: fold for fold in folds}
+                return succeeded, dtype
             why = f'{kind} does not run on the example of its fold rule ({error}); pass another example= to fuse_norms'
-    plan.factors.clear()  # they could not be verified
-    plan.folds = [Fold(name, type(norm).__name__, obstacle=plan.obstacles[name] or why)
-                  for name, norm in plan.norms.items()]
+    plan.joints.clear()  # they could not be verified
+    plan.folds = {name: Fold(name, type(norm).__name__, obstacle=plan.obstacles[name] or why)
+                  for name, norm in plan.norms.items()}
     return [], None
 
 
 def _refuse_kept(plan: FoldPlan, online: set[str]) -> None:
-    if kept := [fold for fold in plan.folds if fold.obstacle or fold.norm in online]:
+    if kept := [fold for fold in plan.folds.values() if fold.obstacle or fold.norm in online]:
         listed = '\n'.join(f'  {norm} ({kind}): {why}' for norm, kind, why in by_reason(map(_without_fold, kept)))
         raise NotFoldedError(f'strict=True, and {plural(len(kept), "norm")} cannot be folded:\n{listed}')
 
@@ -161,7 +160,7 @@ def _find_changes(plan: FoldPlan, runs: list[Run], dtype: torch.dtype | None, ro
         reasons.update(dict.fromkeys(stream.norms, obstacle))
         if change is not None and not obstacle:
             plan.changes.append(change)
-    for fold in plan.folds:
+    for fold in plan.folds.values():
         fold.why_left = reasons.get(fold.norm, '')
 
 
@@ -193,5 +192,5 @@ def _verify_changes(plan: FoldPlan, runs: list[Run], dtype: torch.dtype | None) 
         plan.changes = []
     for change in changes:
         for name in change.norms if change not in plan.changes else ():
-            fold_of(plan, name).why_left = 'outputs differ if its residual stream has another basis'
+            plan.folds[name].why_left = 'outputs differ if its residual stream has another basis'
     return difference

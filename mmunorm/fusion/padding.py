@@ -22,7 +22,7 @@ class Fill(NamedTuple):
     """The token to pad with before the position of a folded norm, instead of zeros after it."""
     value: Tensor  # (C,) float64; a module gets it in the dtype of its weights
     marker: int = -1  # the channel that is 1 in padded tokens and 0 in real ones; -1 if none is needed
-    undone: Tensor | None = None  # (C,) bool: the channels whose shift the marker subtracts
+    cancelled: Tensor | None = None  # (C,) bool: the channels whose shift the marker subtracts
 
     def fits(self, dtype: torch.dtype) -> bool:
         """Whether a dtype can represent the token."""
@@ -40,11 +40,11 @@ def zero_token(scale: Tensor, shift: Tensor) -> Fill:
     is_constant = ~(value.abs() <= LARGEST_FILL)
     if not is_constant.any():
         return Fill(value)
-    undone = ~(value.abs() <= largest_value(torch.float16))
-    value = torch.where(undone, 0., value)
+    cancelled = ~(value.abs() <= largest_value(torch.float16))
+    value = torch.where(cancelled, 0., value)
     marker = int(is_constant.nonzero()[0])
     value[marker] = 1
-    return Fill(value, marker, undone)
+    return Fill(value, marker, cancelled)
 
 
 def fill_up(x: Tensor, below: int, right: int, value: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def fill_up(x: Tensor, below: int, right: int, value: Tensor) -> Tensor:
 
 
 class NeutralPadding(nn.Module):
-    """For a window attention: pads with a given token instead of zeros. :func:`become` mixes it in.
+    """For a window attention: pads with a given token instead of zeros. :func:`set_class` mixes it in.
 
     The buffer `pad_value` `(C,)` is the token, `marker` the channel of :class:`Fill`.
     """
@@ -89,7 +89,7 @@ class NeutralPadding(nn.Module):
         self.marker = int(state)
 
 
-def become(module: nn.Module, cls: type[NeutralPadding], fill: Fill) -> None:
+def set_class(module: nn.Module, cls: type[NeutralPadding], fill: Fill) -> None:
     """Makes `module` an instance of `cls`, a subclass of its class; the names in its `state_dict` are unchanged."""
     module.__class__ = cls
     module.register_buffer('pad_value', fill.value)

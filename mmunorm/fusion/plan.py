@@ -8,8 +8,9 @@ from torch import nn
 
 from ..norms.layers import is_norm
 from .affine import Affine, affine_of, class_obstacle
+from .joint import JointFold, join
 from .report import Fold
-from .rules import Example, Factor, Fills, Pad, Station, Stream, Unties, facts, join
+from .rules import Example, Fills, Pad, facts
 
 
 class FoldPlan:
@@ -25,22 +26,18 @@ class FoldPlan:
         self.owners = Owners(model)
         self.norms = {name: module for name, module in self.modules.items() if is_norm(module)}
         self.affines: dict[str, Affine] = {}  # of the norms that have one
-        self.obstacles = {name: self._look_at(name, norm) for name, norm in self.norms.items()}
+        self.obstacles = {name: self._obstacle(name, norm) for name, norm in self.norms.items()}
         self.example: Example | None = None
         self.fills: dict[str, Pad] = {}
-        self.streams: list[Stream] = []
-        self.factors: list[tuple[str, str, list[str]]] = []  # connection, its last layer, and the modules between
-        self.untied: set[str] = set()
+        self.joints: list[JointFold] = []
         for name, module in model.named_modules():
-            self._note_facts(name, module)
-        # For each norm in a stream: the stream, and the sublayer that consumes the norm, None after the last one.
-        self.stations: dict[str, tuple[Stream, Station | None]] = {
-            station.norm: (stream, reader) for stream in self.streams
-            for station, reader in zip(stream.stations, (*stream.stations[1:], None), strict=True)}
-        self.folds: list[Fold] = []
+            self._add_facts(name, module)
+        self.joint_of = {norm: joint for joint in self.joints for norm in joint.norms}
+        self.copyable = {layer for joint in self.joints for layer in joint.copies}
+        self.folds: dict[str, Fold] = {}  # by norm
         self.changes: list = []  # of the bases of residual streams
 
-    def _look_at(self, name: str, norm: nn.Module) -> str:
+    def _obstacle(self, name: str, norm: nn.Module) -> str:
         """Stores the affine part of a norm. Returns why it cannot be folded, or ''."""
         if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm):
             return obstacle
@@ -56,19 +53,18 @@ class FoldPlan:
         self.affines[name] = affine
         return ''
 
-    def _note_facts(self, name: str, module: nn.Module) -> None:
+    def folds_of(self, joint: JointFold) -> list[Fold]:
+        """The folds of the norms of a joint fold."""
+        return [self.folds[norm] for norm in joint.norms if norm in self.folds]
+
+    def _add_facts(self, name: str, module: nn.Module) -> None:
         for fact in facts(module):
             if isinstance(fact, Example):
                 self.example = self.example if name else fact
             elif isinstance(fact, Fills):
                 self.fills[name] = fact.pad
-            elif isinstance(fact, Stream):
-                self.streams.append(fact.within(name))
-            elif isinstance(fact, Factor):
-                self.factors.append((join(name, fact.residual), join(name, fact.last),
-                                     [join(name, each) for each in fact.between]))
-            elif isinstance(fact, Unties):
-                self.untied.add(join(name, fact.layer))
+            else:
+                self.joints.append(fact.within(name))
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -104,10 +100,10 @@ class Owners:
         """Another name of the module or of one of its parameters in the model, or ''."""
         if others := [alias for alias in self._names[id(module)] if alias != name]:
             return others[0]
-        own = {join(name, parameter) for parameter, _ in module.named_parameters()}
+        names = {join(name, parameter) for parameter, _ in module.named_parameters()}
         for start, end in map(_span, module.parameters()):
             for alias, other_start, other_end in self._memory:
-                if alias not in own and other_start < end and start < other_end:
+                if alias not in names and other_start < end and start < other_end:
                     return alias
         return ''
 

@@ -17,13 +17,13 @@ class Folded(nn.Module):
     reverse, is an error. Its `weight` and `bias` are empty.
 
     Args:
-        made: names of the tensors that folding the norm added to the model's state_dict. Defaults to none.
+        added: names of the tensors that folding the norm added to the model's state_dict. Defaults to none.
         like: a tensor of the norm's dtype and device. Defaults to None, for torch's defaults.
     """
 
-    def __init__(self, made: Sequence[str] = (), like: Tensor | None = None):
+    def __init__(self, added: Sequence[str] = (), like: Tensor | None = None):
         super().__init__()
-        self.made = tuple(made)
+        self.added = tuple(added)
         self.register_buffer('folded', torch.tensor(True))
         # Models read the dtype and device of a norm from its parameters.
         self.register_buffer('weight', torch.empty(0) if like is None else like.new_empty(0), persistent=False)
@@ -56,8 +56,8 @@ class FoldedNorm(Folded, nn.Identity):
 class FoldedNormAct(FoldedNorm):
     """Replaces a folded norm of timm that includes an activation, which is kept."""
 
-    def __init__(self, made: Sequence[str], norm: nn.Module):
-        super().__init__(made, norm.running_var)
+    def __init__(self, added: Sequence[str], norm: nn.Module):
+        super().__init__(added, norm.running_var)
         self.drop, self.act = norm.drop, norm.act
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,13 +81,13 @@ class TokenScale(Folded):
         affine (bool): whether gamma and beta stay, as `scale` and `shift`. Defaults to False.
         linear (bool): whether a linear layer `(C, C)` follows, where the output of the norm is the stream. Defaults to
             False.
-        made, like: as for :class:`FoldedNorm`.
+        added, like: as for :class:`FoldedNorm`.
     """
 
     def __init__(self, width: int, eps: float | None, statistic: str, mean_channels: Sequence[int] = (),
                  channels_first: bool = False, affine: bool = False, linear: bool = False,
-                 made: Sequence[str] = (), like: Tensor | None = None):
-        super().__init__(made, like)
+                 added: Sequence[str] = (), like: Tensor | None = None):
+        super().__init__(added, like)
         self.arguments = dict(width=width, eps=eps, statistic=statistic, mean_channels=list(mean_channels),
                               channels_first=channels_first, affine=affine, linear=linear)
         self.eps, self.statistic, self.channels_first = eps, statistic, channels_first

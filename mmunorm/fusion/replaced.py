@@ -34,7 +34,7 @@ def note_norms(model: nn.Module, norms: Mapping[str, Iterable[str]]) -> None:
         layer = model.get_submodule(name)
         setattr(layer, _NORMS, tuple(dict.fromkeys((*getattr(layer, _NORMS, ()), *held))))
     if norms and not _hooks:
-        _hooks.append(register_module_module_registration_hook(_look))
+        _hooks.append(register_module_module_registration_hook(_warn_if_replaced))
 
 
 def noted_norms(model: nn.Module) -> dict[str, list[str]]:
@@ -42,7 +42,7 @@ def noted_norms(model: nn.Module) -> dict[str, list[str]]:
     return {name: list(vars(layer)[_NORMS]) for name, layer in model.named_modules() if _NORMS in vars(layer)}
 
 
-def _look(parent: nn.Module, name: str, new: nn.Module | None) -> None:
+def _warn_if_replaced(parent: nn.Module, name: str, new: nn.Module | None) -> None:
     old = dict(parent.named_children()).get(name)
     norms = vars(old).get(_NORMS) if old is not None else None
     if norms and isinstance(new, nn.Module) and _is_other(new, old):
@@ -57,5 +57,6 @@ def _is_other(new: nn.Module, old: nn.Module) -> bool:
     if old in parts or not any(isinstance(part, nn.Identity) or type(part) is type(old) for part in parts):
         return False
     weight = next(old.parameters()).detach().flatten()
-    copies = (each.detach().flatten().to(weight) for each in new.parameters() if each.numel() == len(weight))
-    return not weight.is_meta and not any((each - weight).norm() <= NEAR * weight.norm() for each in copies)
+    same_size = [parameter for parameter in new.parameters() if parameter.numel() == len(weight)]
+    return not weight.is_meta and not any(
+        (parameter.detach().flatten().to(weight) - weight).norm() <= NEAR * weight.norm() for parameter in same_size)

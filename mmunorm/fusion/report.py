@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..utils import plural
-from .rules import Pad, Stream
+from .joint import JointFold
+from .rules import Pad
 
 if TYPE_CHECKING:
     from .basis import BasisChange
@@ -41,8 +42,9 @@ class Fold:
     kind: str  # class of the norm
     sites: list[Site] = field(default_factory=list)
     pads: list[tuple[str, Pad]] = field(default_factory=list)  # modules that pad its output with zeros
-    stream: Stream | None = None  # the residual stream that it is part of
-    untied: list[str] = field(default_factory=list)  # layers that get a weight of their own
+    joint: JointFold | None = None  # what it folds together with
+    norms_after: list[str] = field(default_factory=list)  # other norms that consume it, in a joint fold
+    copied: list[str] = field(default_factory=list)  # layers that get a copy of their shared weight
     obstacle: str = ''
     beyond_float16: bool = False  # whether its padding token is too large for float16
     left: str = ''  # what stays of a LayerNorm or RMSNorm that is folded in part
@@ -54,10 +56,10 @@ class Fold:
         if self.obstacle:
             return self.obstacle
         if not self.sites:
-            return ', '.join(self.stream.ends)
+            return ', '.join(self.norms_after)
         layers = ', '.join(dict.fromkeys(site.layer for site in self.sites))
         filled = ' (padding filled, too large for float16)' if self.beyond_float16 else ' (padding filled)'
-        note = filled if self.pads else ' (with a copy of its shared weight)' if self.untied else ''
+        note = filled if self.pads else ' (with a copy of its shared weight)' if self.copied else ''
         return ('back into ' if self.sites[0].after else '') + layers + note
 
 
@@ -123,8 +125,3 @@ class NotFoldedError(ValueError):
 
 class NotExactError(RuntimeError):
     """The folded copy of a model does not compute the same as the model."""
-
-
-def streams_of(folds: Iterable[Fold]) -> list[Stream]:
-    """The residual streams of the norms, in order."""
-    return list(dict.fromkeys(fold.stream for fold in folds if fold.stream is not None))

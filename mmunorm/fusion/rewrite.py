@@ -8,41 +8,41 @@ from torch import Tensor, nn
 
 from ..norms.replace import leave_fast_path, put
 from .affine import has_act
+from .joint import join
 from .padding import Fill, zero_token
 from .reduced import FoldedNorm, FoldedNormAct, TokenScale
 from .report import Fold, Site
-from .rules import join
 
 
 @torch.no_grad()
 def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor, fill: Fill | None = None,
-            left: dict | None = None) -> None:
+            arguments: dict | None = None) -> None:
     """Folds one norm with this scale and shift, `(C,)` float64: rewrites its layers and their padding, and removes it.
 
-    `fill` is the token to pad with, None for the one that the norm maps to zero. `left` are the arguments of the
+    `fill` is the token to pad with, None for the one that the norm maps to zero. `arguments` are those of the
     :class:`TokenScale` that stays, None if nothing does.
     """
-    untied = [name for name in (f'{layer}.weight' for layer in fold.untied) if add_to_state(model, name)]
+    copied = [name for name in (f'{layer}.weight' for layer in fold.copied) if add_to_state(model, name)]
     if fold.pads and fill is None:
         fill = zero_token(scale, shift)
     fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
-    undo = fill if scale.dim() == 1 else None  # a matrix contains the column of the marker
-    made = [name for site in fold.sites for name in absorb(model, site, scale, shift, undo)]
+    cancelling = fill if scale.dim() == 1 else None  # a matrix contains the column of the marker
+    added = [name for site in fold.sites for name in absorb(model, site, scale, shift, cancelling)]
     for name, pad in fold.pads:
         layer = model.get_submodule(fold.sites[0].layer) if fold.sites else model
         pad(model.get_submodule(name), fill._replace(value=fill.value.to(next(layer.parameters()))))
-    if left is None:
-        leave(model, fold.norm, untied + made)
+    if arguments is None:
+        replace_by_identity(model, fold.norm, copied + added)
     else:
-        reduce_norm(model, fold.norm, left, untied + made)
+        reduce_norm(model, fold.norm, arguments, copied + added)
 
 
 @torch.no_grad()
-def reduce_norm(model: nn.Module, name: str, arguments: dict, made: Sequence[str] = (),
+def reduce_norm(model: nn.Module, name: str, arguments: dict, added: Sequence[str] = (),
                 linear: tuple[Tensor, Tensor] | None = None) -> None:
     """Replaces the norm `name` by a :class:`TokenScale`, with weight and bias of a linear layer after it, if any."""
     norm = model.get_submodule(name)
-    reduced = TokenScale(**arguments, made=made, like=_like(norm, model))
+    reduced = TokenScale(**arguments, added=added, like=_like(norm, model))
     if arguments['affine']:
         reduced.scale.copy_(norm.weight)
         if getattr(norm, 'bias', None) is not None:
@@ -51,7 +51,7 @@ def reduce_norm(model: nn.Module, name: str, arguments: dict, made: Sequence[str
         reduced.linear.weight.copy_(linear[0])
         reduced.linear.bias.copy_(linear[1])
     leave_fast_path(model, [name], quiet=True)
-    exchange(model, name, reduced)
+    replace_module(model, name, reduced)
     norm.forward = reduced.forward
 
 
@@ -61,15 +61,15 @@ def _like(norm: nn.Module, model: nn.Module) -> Tensor | None:
     return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
 
 
-def leave(model: nn.Module, name: str, made: Sequence[str]) -> None:
+def replace_by_identity(model: nn.Module, name: str, added: Sequence[str]) -> None:
     """Replaces the norm `name` by a :class:`FoldedNorm`."""
     norm = model.get_submodule(name)
-    folded = FoldedNormAct(made, norm) if has_act(norm) else FoldedNorm(made, _like(norm, model))
-    exchange(model, name, folded)
+    folded = FoldedNormAct(added, norm) if has_act(norm) else FoldedNorm(added, _like(norm, model))
+    replace_module(model, name, folded)
     norm.forward = folded.forward  # a plain list, or what torch.compile made of the norm, may still call it
 
 
-def exchange(model: nn.Module, name: str, module: nn.Module) -> None:
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     """Replaces the submodule `name` by `module`, in eval mode and on its device."""
     old = model.get_submodule(name)
     device = next((tensor.device for tensor in (*old.parameters(), *old.buffers(), *model.parameters())), None)
@@ -78,7 +78,7 @@ def exchange(model: nn.Module, name: str, module: nn.Module) -> None:
 
 @torch.no_grad()
 def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fill | None = None) -> list[str]:
-    """Folds `scale * x + shift`, `(C,)` float64, into a layer, in place.
+    """Folds `scale * x + shift`, `(C,)` float64, into a layer, in index.
 
     A norm before the layer: `W' = W diag(scale)`, `b' = b + W shift`; with a matrix `W' = W scale`. A norm after it:
     `W' = diag(scale) W`, `b' = scale * b + shift`. With a `fill`, the column of its marker cancels the shifts that
@@ -95,13 +95,13 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fil
     vectors = _biases(model, site)
     if site.after and not shift.any():  # needs no bias
         vectors = {name: rows for name, rows in vectors.items() if _get(model, name) is not None}
-    made = [name for name in vectors if add_to_state(model, name)]
+    added = [name for name in vectors if add_to_state(model, name)]
     wide = weight.double()
     trailing = (1, ) * (weight.dim() - 2)
     if site.after:
         weight.copy_(wide * scale.view(-1, 1, *trailing))
         _change_biases(model, vectors, scale, shift)
-        return made
+        return added
     groups = len(shift) // weight.shape[1]
 
     def by_output(values: Tensor) -> Tensor:
@@ -112,20 +112,20 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fil
     _change_biases(model, vectors, torch.ones_like(shifts), shifts)
     folded = torch.einsum('oi...,ij->oj...', wide, scale) if scale.dim() > 1 else wide * by_output(scale)
     if fill is not None and fill.marker >= 0:
-        undone = fill.undone.to(weight.device)
-        folded[:, fill.marker] = -wide[:, undone] @ shift[undone]
+        cancelled = fill.cancelled.to(weight.device)
+        folded[:, fill.marker] = -wide[:, cancelled] @ shift[cancelled]
     weight.copy_(folded)
-    return made
+    return added
 
 
 def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
     """The vectors that hold a layer's bias: by full name, the layer's rows and their indices in the vector."""
     if site.bias:
         vectors = {}
-        for row, (name, place) in enumerate(site.bias):
-            rows, places = vectors.setdefault(name, ([], []))
+        for row, (name, index) in enumerate(site.bias):
+            rows, indices = vectors.setdefault(name, ([], []))
             rows.append(row)
-            places.append(place)
+            indices.append(index)
         return vectors
     vectors = {join(site.layer, site.weight.replace('weight', 'bias')): (slice(None), site.part)}
     if site.weight == 'in_proj_weight':  # torch's MultiheadAttention needs both of its biases or none
@@ -135,9 +135,9 @@ def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
 
 def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor, shift: Tensor) -> None:
     """`b' = scale * b + shift`, in each vector that holds parts of b."""
-    for name, (rows, places) in vectors.items():
+    for name, (rows, indices) in vectors.items():
         vector = _get(model, name)
-        vector[places] = (vector[places].double() * scale[rows] + shift[rows]).to(vector.dtype)
+        vector[indices] = (vector[indices].double() * scale[rows] + shift[rows]).to(vector.dtype)
 
 
 def _get(model: nn.Module, name: str) -> Tensor | None:

@@ -1,17 +1,17 @@
 """Fold rules and their registry.
 
-The target of a norm is found by running the model. A rule states for a class what a run cannot show, by the names of
-submodules: how to run the model, how to fill zero padding, and which norms are part of a residual stream.
+The target of a norm is found by running the model. A rule states for a class what a run cannot show: how to run the
+model, how to fill zero padding, and which norms fold jointly, by the names of submodules.
 """
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import nn
 
+from .joint import JointFold
 from .padding import Fill
 
 Pad = Callable[[nn.Module, Fill], None]
@@ -37,56 +37,7 @@ class Fills:
     pad: Pad
 
 
-class Station(NamedTuple):
-    """A sublayer F of a post-norm stream, `x' = norm(a x + b F(x))`, by the names of its submodules.
-
-    `residual` is the module that adds. Its `scales()` returns (a, b), and `without_factors()` returns its replacement
-    after they are folded. `part` is F, and `last` its last linear layer.
-    """
-    residual: str
-    part: str
-    last: str
-    norm: str
-
-    def within(self, prefix: str) -> Station:
-        """The same with full names, for a module with the name `prefix`."""
-        return Station(*(join(prefix, name) for name in self))
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The residual stream of post-norm layers, whose norms are after the sums.
-
-    `stations` are its sublayers in order. `ends` are norms that consume the end of the stream, over its channels or
-    over several consecutive copies of each.
-    """
-    stations: tuple[Station, ...]
-    ends: tuple[str, ...] = ()
-
-    def within(self, prefix: str) -> Stream:
-        """The same with full names, for a module with the name `prefix`."""
-        return Stream(tuple(station.within(prefix) for station in self.stations),
-                      tuple(join(prefix, end) for end in self.ends))
-
-
-@dataclass(frozen=True)
-class Factor:
-    """Module `residual`, as in :class:`Station`, multiplies the output of layer `last` by b, which can fold into it.
-
-    This holds if the modules `between` the two are identities, for example folded norms.
-    """
-    residual: str
-    last: str
-    between: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Unties:
-    """`layer` may share its weight with other layers: it gets a copy if a norm is folded into it."""
-    layer: str
-
-
-Fact = Example | Fills | Stream | Factor | Unties
+Fact = Example | Fills | JointFold
 Rule = Callable[[nn.Module], Iterable[Fact]]
 
 _RULES: dict[type[nn.Module] | str, tuple[Rule, tuple[str, ...]]] = {}
@@ -146,8 +97,3 @@ def facts(module: nn.Module) -> list[Fact]:
                                   for method in methods)
             return list(rule(module)) if is_as_described else []
     return []
-
-
-def join(prefix: str, name: str) -> str:
-    """The full name of a part of the module `prefix`."""
-    return '.'.join(filter(None, (prefix, name)))

@@ -12,12 +12,16 @@ from torch import Tensor, nn
 
 from .apply import apply
 from .examples import Run, copy_of, tensors_in
+from .joint import JointFold
 from .plan import FoldPlan
-from .report import Fold, NotExactError, streams_of
+from .report import Fold, NotExactError
 
 # Relative to the largest value. Rounding errors are smaller, in every dtype; in float64 only wrong algebra is larger.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _SAMPLE = 2**18  # number of values compared in each output of a layer
+
+
+Unit = list[Fold | JointFold]
 
 
 class _Differs(Exception):
@@ -39,20 +43,17 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     Raises:
         NotExactError: they differ with no norm folded, or the plan has changes of bases.
     """
-    units: dict[object, list[Fold]] = {}  # a stream is folded as a whole
-    for fold in plan.folds:
-        if not fold.obstacle:
-            units.setdefault(fold.stream or fold.norm, []).append(fold)
-    why: dict[str, str] = {}  # by norm, of the last copy that had it folded and differed
+    units = _units(plan)
+    reasons: dict[int, str] = {}  # by the id of a fold, of the last copy that had it folded and differed
 
-    def differs(chosen: Sequence[list[Fold]]) -> bool:
-        for unit in units.values():
-            for fold in unit:
-                fold.obstacle = '' if unit in chosen else 'is left out'
+    def differs(chosen: Sequence[Unit]) -> bool:
+        for unit in units:
+            for part in unit:
+                part.obstacle = '' if unit in chosen else 'is left out'
         try:
             _difference(plan, runs, dtype)
         except _Differs as error:
-            why.update((fold.norm, str(error)) for unit in chosen for fold in unit)
+            reasons.update((id(part), str(error)) for unit in chosen for part in unit)
             return True
         return False
 
@@ -60,23 +61,29 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
         try:
             return _difference(plan, runs, dtype)
         except _Differs as error:
-            why.update((fold.norm, str(error)) for unit in units.values() for fold in unit)
+            reasons.update((id(part), str(error)) for unit in units for part in unit)
             if plan.changes or not units or differs([]):  # the caller first takes back changes
                 raise NotExactError(
                     f'the copy to fold differs from the model before a norm is folded: {error}. The model is '
-                    'unchanged. If it has a custom fold rule with a Factor, that is wrong. If its outputs are random, '
-                    'or depend on ties, as detections do, pass an example= that returns features. Otherwise please '
-                    'report a bug.') from error
-        bad = _culprits(list(units.values()), differs)
-        units = {key: unit for key, unit in units.items() if unit not in bad}
-        for fold in (fold for unit in bad for fold in unit):
-            fold.obstacle = (f'{why[fold.norm]} when it is folded: it has a consumer other than linear layers, another '
-                             'formula than its affine()' + ', or a wrong fold rule' * bool(fold.pads or fold.stream))
-        for fold in (fold for unit in units.values() for fold in unit):
-            fold.obstacle = ''
+                    'unchanged. If its outputs are random, or depend on ties, as detections do, pass an example= that '
+                    'returns features. Otherwise please report a bug.') from error
+        bad = _culprits(units, differs)
+        units = [unit for unit in units if unit not in bad]
+        for part in (part for unit in bad for part in unit):
+            has_rule = isinstance(part, JointFold) or bool(part.pads or part.joint)
+            part.obstacle = (f'{reasons[id(part)]} when it is folded: it has a consumer other than linear layers, '
+                             'another formula than its affine()' + ', or a wrong fold rule' * has_rule)
+        for part in (part for unit in units for part in unit):
+            part.obstacle = ''
 
 
-def _culprits(units: list[list[Fold]], differs: Callable[[Sequence[list[Fold]]], bool]) -> list[list[Fold]]:
+def _units(plan: FoldPlan) -> list[Unit]:
+    """What is folded as a whole: a norm, or a joint fold with its norms."""
+    alone = [[fold] for fold in plan.folds.values() if not fold.obstacle and fold.joint is None]
+    return alone + [[joint, *plan.folds_of(joint)] for joint in plan.joints if not joint.obstacle]
+
+
+def _culprits(units: list[Unit], differs: Callable[[Sequence[Unit]], bool]) -> list[Unit]:
     """Those of `units` with which the folded copy differs, one or more; with all of them it does."""
     half = len(units) // 2
     parts = (units[:half], units[half:]) if half else ()
@@ -85,11 +92,10 @@ def _culprits(units: list[list[Fold]], differs: Callable[[Sequence[list[Fold]]],
 
 def _difference(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> float | None:
     """Compares a copy with all folds that have no obstacle. Raises `_Differs` if it does."""
-    folds = [fold for fold in plan.folds if not fold.obstacle]
+    folds = [fold for fold in plan.folds.values() if not fold.obstacle]
     # The output of a layer is unchanged, unless a norm is folded back into it: then that norm's output is compared.
     changed = {site.layer for fold in folds for site in fold.sites if site.after}
-    changed |= {station.last for stream in streams_of(folds) for station in stream.stations}
-    changed |= {last for _, last, _ in plan.factors}
+    changed |= {name for joint in plan.joints if not joint.obstacle for name in joint.changed}
     writers = {writer.name for change in plan.changes for writer in change.stream.writers}
     changed |= {site.layer for fold in folds for site in fold.sites
                 if any(f'{writer}.'.startswith(f'{site.layer}.') for writer in writers)}

@@ -23,7 +23,7 @@ class OperatorCounter(TorchDispatchMode):
         self.counts = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.arguments)
+        is_view = any(argument.alias_info and not argument.alias_info.is_write for argument in func._schema.arguments)
         if not is_view and '_unsafe_view' not in func._schema.name:
             self.counts[func._schema.name.removeprefix('aten::')] += 1
         return func(*args, **(kwargs or {}))

@@ -273,7 +273,7 @@ def test_timm(name, tmp_path):
     save_folded(model.float(), tmp_path / 'folded.pth', cfg, report)
     loaded = load_folded(tmp_path / 'folded.pth')
     assert models.norms(loaded) == [fold.norm for fold in report.kept]
-    models.assert_equal(*(models.outputs(each, IMAGES.float()) for each in (loaded, model)), 0)
+    models.assert_equal(*(models.outputs(net, IMAGES.float()) for net in (loaded, model)), 0)
 
 
 def test_a_loaded_model_can_be_saved_again_but_is_no_other_architecture(tmp_path):

@@ -153,7 +153,7 @@ def test_what_changes_the_values_between_a_norm_and_its_reader(name, norm, how):
 
     def square(module, args):
         first = args[0]
-        return (tuple(each**2 for each in first) if isinstance(first, tuple) else first**2, *args[1:])
+        return (tuple(value**2 for value in first) if isinstance(first, tuple) else first**2, *args[1:])
 
     if how == 'hook':
         part.register_forward_pre_hook(square)
@@ -166,11 +166,11 @@ def test_what_changes_the_values_between_a_norm_and_its_reader(name, norm, how):
 
 
 def test_hooks_elsewhere_do_not_matter():
-    model, seen = models.swin_classifier(), []
+    model, calls = models.swin_classifier(), []
     for name in (BLOCK, 'backbone.stages.1', ''):
-        model.get_submodule(name).register_forward_hook(lambda *args: seen.append(args))
+        model.get_submodule(name).register_forward_hook(lambda *args: calls.append(args))
     models.assert_folds(model, (37, 45), count=11)
-    assert seen
+    assert calls
 
 
 @pytest.mark.parametrize('change', [

@@ -125,9 +125,9 @@ def test_gradients_flow(make, gamma):
     model = copy.deepcopy(unfolded)
     fuse_norms(model, strict=True)
     gradients = []
-    for each in (unfolded, model):
+    for net in (unfolded, model):
         x = X.clone().requires_grad_()
-        out = each.extract_feat(x) if hasattr(each, 'with_bbox') else [each(x)]
+        out = net.extract_feat(x) if hasattr(net, 'with_bbox') else [net(x)]
         sum((y * torch.arange(y.numel()).view_as(y).cos()).sum() for y in out).backward()
         gradients.append(x.grad)
     models.assert_equal([gradients[1]], [gradients[0]], rtol=1e-8)

@@ -55,7 +55,7 @@ def _own_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
 
 def preprocessed(model: nn.Module, image: Tensor, sample) -> tuple[Tensor, list]:
     """What a model of OpenMMLab is called with in a test: the image after its preprocessor, and the data sample."""
-    data = dict(inputs=[each.byte() for each in image], data_samples=[sample])
+    data = dict(inputs=[channels.byte() for channels in image], data_samples=[sample])
     data = model.data_preprocessor(data, False)
     inputs = data['inputs']  # a list if the preprocessor is mmengine's own
     return (inputs if isinstance(inputs, Tensor) else torch.stack(list(inputs))).to(image), data['data_samples']

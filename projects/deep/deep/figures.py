@@ -65,12 +65,12 @@ def quality_figure(results: Mapping[tuple[str, str], Mapping[int, Quality]], met
         for i, norm in enumerate(norms):
             by_depth = results.get((scheme, norm), {})
             colour, line = styles[norm]
-            found = {depth: each for depth, each in by_depth.items() if each.mean is not None}
+            found = {depth: entry for depth, entry in by_depth.items() if entry.mean is not None}
             if found:
-                axes.errorbar(list(found), [each.mean for each in found.values()],
-                              [each.std or 0 for each in found.values()], linestyle=line, color=colour, label=norm,
+                axes.errorbar(list(found), [entry.mean for entry in found.values()],
+                              [entry.std or 0 for entry in found.values()], linestyle=line, color=colour, label=norm,
                               marker='.', capsize=2)
-            failed = [depth for depth, each in by_depth.items() if each.diverged]
+            failed = [depth for depth, entry in by_depth.items() if entry.diverged]
             if failed:
                 axes.plot(failed, [0.04 + 0.08 * i] * len(failed), 'x', color=colour,
                           transform=axes.get_xaxis_transform(), label=None if found else f'{norm}: diverged')

@@ -1,34 +1,33 @@
 """Fold rules of the backbones of this project: how to run them, their residual streams and factors."""
 from __future__ import annotations
 
-from mmunorm.fusion.rules import Stream, fold_rule
+from mmunorm.fusion import fold_rule
 from mmunorm.fusion.stock_rules.images import as_it_is, on_images
 
-from .residuals.fold_rules import residual_layer, stations_of
+from .residuals.folding import branch_factors, post_norm_streams
 from .swin import ResidualSwinBlock, ResidualSwinTransformer
 from .t2t_vit import ResidualT2TLayer, ResidualT2TViT
 from .vit import ResidualEncoderLayer, UNVisionTransformer
 
-fold_rule(ResidualSwinBlock, ResidualT2TLayer, ResidualEncoderLayer)(residual_layer)
+fold_rule(ResidualSwinBlock, ResidualT2TLayer, ResidualEncoderLayer)(branch_factors)
 
 
 @fold_rule(ResidualSwinTransformer)
 def swin(backbone):
     yield on_images(backbone, as_it_is)
     for i, stage in enumerate(backbone.stages):
-        if stations := stations_of(stage.blocks, f'stages.{i}.blocks'):
-            ends = [f'stages.{i}.downsample.norm'] if stage.downsample is not None else []
-            if i in backbone.out_indices and not (backbone.out_after_downsample and stage.downsample is not None):
-                ends.append(f'norm{i}')
-            yield Stream(stations, tuple(ends))
+        ends = [f'stages.{i}.downsample.norm'] if stage.downsample is not None else []
+        if i in backbone.out_indices and not (backbone.out_after_downsample and stage.downsample is not None):
+            ends.append(f'norm{i}')
+        yield from post_norm_streams(stage.blocks, f'stages.{i}.blocks', ends)
 
 
 def encoder(backbone, name, final):
     """Facts about an encoder whose final norm, if it has one, is `final`."""
     yield on_images(backbone, as_it_is)
     layers = getattr(backbone, name)
-    if list(backbone.out_indices) == [len(layers) - 1] and (stations := stations_of(layers, name)):
-        yield Stream(stations, (final, ) if final else ())
+    if list(backbone.out_indices) == [len(layers) - 1]:
+        yield from post_norm_streams(layers, name, [final] if final else [])
 
 
 @fold_rule(ResidualT2TViT)

@@ -104,8 +104,8 @@ class LayerTap:
     def __init__(self, layer: ResidualLayer, threshold: float):
         self.threshold = threshold
         self.is_open = False
-        reader = describe(layer.ffn).reader
-        self.handles = [layer.register_forward_hook(self._on_output), reader.register_forward_pre_hook(self._on_active)]
+        last = describe(layer.ffn).last_module
+        self.handles = [layer.register_forward_hook(self._on_output), last.register_forward_pre_hook(self._on_active)]
         self.handles += [parameter.register_hook(self._on_gradient) for parameter in layer.parameters()
                          if parameter.requires_grad]
 

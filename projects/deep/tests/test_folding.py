@@ -166,8 +166,8 @@ def test_each_end_of_the_range(gamma, beta, range_):
     assert len(kept) == 4 and re.search(f'{range_}.*, which exceeds the range of float16', kept[0].where)
 
 
-def with_another_reader():
-    """Of the stream, in the middle."""
+def with_another_sum():
+    """In the middle of the stream."""
     model = vit('PostNorm')
     layer = model.backbone.layers[0]
     layer.other = torch.nn.Linear(16, 16)
@@ -224,15 +224,24 @@ def with_padding_of_its_own():
     (with_a_hook, 'none', 'its output is consumed by backbone.layers.1.attn.qkv, which has forward hooks'),
     (with_a_shared_layer, 'none', 'backbone.layers.0.ffn.layers.1 is shared with backbone.layers.1.ffn.layers.1'),
     (with_a_hook_of_a_sum, 'none', 'backbone.layers.0.residual1 has forward hooks'),
-    (without_a_norm, 'none', 'norms of its residual stream are folded already'),
+    (without_a_norm, 'none', 'norms that fold with it are folded already'),
     (with_a_parametrized_layer, 'none', 'backbone.layers.0.ffn.layers.1 has a parametrized weight'),
-    (with_padding_of_its_own, 'none', 'attn.w_msa.qkv together with other values, such as padding'),
-    (with_another_reader, 'none', 'is consumed by backbone.layers.0.other, which is not the next sublayer'),
+    (with_padding_of_its_own, 'none', 'its output is padded by 0 at this input size'),
+    (with_another_sum, 'none', 'backbone.layers.0.ln2 .UN.: its output is consumed by add'),
     (lambda: vit('PostNorm').backbone, 'none', 'is an output of the model'),
     (lambda: vit('PostNorm', out_indices=[0, 1]), 'none', 'its output is consumed by add')])
 def test_refused_with_the_reason(make, gamma, why):
     with pytest.raises(NotFoldedError, match=why):
         fuse_norms(randomize(make(), gamma=gamma), strict=True)
+
+
+def test_another_linear_layer_may_consume_a_stream():
+    model = vit('PostNorm')
+    layer = model.backbone.layers[0]
+    layer.other, outputs_of_other = torch.nn.Linear(16, 16), []
+    layer.register_forward_hook(lambda module, args, y: outputs_of_other.append(module.other(y)))
+    models.fold(model, torch.randn(2, 3, 32, 32, dtype=torch.float64), gamma='none', strict=True)
+    assert_equal(outputs_of_other[-1:], outputs_of_other[:1])
 
 
 def test_a_stream_whose_end_is_read_by_nothing_stays():

@@ -31,15 +31,15 @@ def test_measures_by_their_definitions(tmp_path, scheme):
     batches = list(run.train_dataloader)
     for i, step in enumerate(record.steps):
         model = run.model
-        seen = {}
+        values = {}
         layer = model.backbone.layers[1]
-        handles = [layer.register_forward_hook(lambda *args, seen=seen: seen.update(x=args[1][0], y=args[2])),
-                   layer.ffn.layers[0].register_forward_hook(lambda *args, seen=seen: seen.update(a=args[2]))]
+        handles = [layer.register_forward_hook(lambda *args, values=values: values.update(x=args[1][0], y=args[2])),
+                   layer.ffn.layers[0].register_forward_hook(lambda *args, values=values: values.update(a=args[2]))]
         model.zero_grad()
         model(**batches[(step - 1) % len(batches)])['loss'].backward()
         gradient = math.sqrt(sum(parameter.grad.square().sum().item() for parameter in layer.parameters()))
-        expected = (gradient, F.cosine_similarity(seen['x'], seen['y'], dim=-1).mean().item(),
-                    (seen['a'].abs() > 0.05).float().mean().item())
+        expected = (gradient, F.cosine_similarity(values['x'], values['y'], dim=-1).mean().item(),
+                    (values['a'].abs() > 0.05).float().mean().item())
         found = [record.values[field][i, 1] for field in ('gradient', 'cosine', 'active')]
         np.testing.assert_allclose(found, expected, rtol=1e-4)
         for handle in handles:

@@ -1,13 +1,13 @@
 """Fold rules of the translation model: examples, residual streams, and its shared weight."""
 import torch
 
-from mmunorm.fusion.rules import Example, Stream, Unties, fold_rule
-from projects.deep.deep.residuals.fold_rules import residual_layer, stations_of
+from mmunorm.fusion import Example, JointFold, fold_rule
+from projects.deep.deep.residuals.folding import branch_factors, post_norm_streams
 
 from .model import TranslationModel
 from .transformer import DecoderLayer, EncoderLayer, UNTransformer
 
-fold_rule(EncoderLayer, DecoderLayer)(residual_layer)
+fold_rule(EncoderLayer, DecoderLayer)(branch_factors)
 
 
 def _sentences(backbone):
@@ -21,9 +21,8 @@ def _sentences(backbone):
 def un_transformer(model):
     yield Example(lambda model: model(*_sentences(model)))
     for stack in ('encoder', 'decoder'):
-        if stations := stations_of(getattr(model, stack), stack):
-            yield Stream(stations)
-    yield Unties('output')
+        yield from post_norm_streams(getattr(model, stack), stack)
+    yield JointFold(copies=('output', ))
 
 
 @fold_rule(TranslationModel, methods=())

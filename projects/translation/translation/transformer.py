@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mmunorm.norms.base import call_norm, check_count
 from mmunorm.utils import PreflightError
 from projects.deep.deep import residuals
-from projects.deep.deep.residuals.sublayer import Entrance, Sublayer, describe
+from projects.deep.deep.residuals.sublayer import PreLinear, Sublayer, describe
 
 from .text.ids import PAD
 
@@ -32,9 +32,9 @@ class Memory(NamedTuple):
     pad_mask: Tensor | None
 
 
-def _leave(last: nn.Module, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+def _last_linear(last: nn.Module, x: Tensor, pad_mask: Tensor | None) -> Tensor:
     """The last linear layer of a sublayer, with the modules of a residual scheme before it."""
-    return last(x, pad_mask) if isinstance(last, Entrance) else last(x)
+    return last(x, pad_mask) if isinstance(last, PreLinear) else last(x)
 
 
 class Attention(nn.Module):
@@ -76,7 +76,7 @@ class SelfAttention(Attention):
             cache['self'] = k, v
         # Padding is on the right, so the causal mask also hides it.
         hidden = None if self.causal else pad_mask
-        return self.drop(_leave(self.out, self._attend(q, k, v, hidden, self.causal and cache is None), pad_mask))
+        return self.drop(_last_linear(self.out, self._attend(q, k, v, hidden, self.causal and cache is None), pad_mask))
 
 
 class CrossAttention(Attention):
@@ -99,7 +99,7 @@ class CrossAttention(Attention):
         k, v = cache['memory']
         q = self._heads(self.q(x).reshape(len(k), -1, x.shape[-1]))
         y = self._attend(q, k, v, memory.pad_mask, causal=False).view(x.shape)
-        return self.drop(_leave(self.out, y, pad_mask))
+        return self.drop(_last_linear(self.out, y, pad_mask))
 
 
 class FeedForward(nn.Module):
@@ -118,7 +118,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
         """`(N, T, C)` to the same."""
-        return self.drop(_leave(self.fc2, self.act(self.fc1(x)), pad_mask))
+        return self.drop(_last_linear(self.fc2, self.act(self.fc1(x)), pad_mask))
 
 
 class EncoderLayer(residuals.ResidualLayer):

@@ -67,7 +67,7 @@ class Residual(nn.Module):
     def __init__(self, position: StackPosition):
         super().__init__()
         self.norm = nn.Identity()
-        self.drop = position.sublayer.take_drop()
+        self.drop = position.sublayer.detach_drop_path()
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], norm: nn.Module,
                 pad_mask: Tensor | None = None) -> Tensor:

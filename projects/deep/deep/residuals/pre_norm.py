@@ -90,7 +90,7 @@ class SubLN(PreNorm):
     def __init__(self, position: StackPosition):
         super().__init__(position)
         sublayer = position.sublayer
-        sublayer.put_before_last('norm', position.build_norm(sublayer.last.in_features))
+        sublayer.insert_before_last('norm', position.build_norm(sublayer.last.in_features))
         if position.stacks is None:
             square = math.log(2 * position.depth)
         else:
@@ -122,9 +122,9 @@ class NormFormer(PreNorm):
         sublayer = position.sublayer
         if sublayer.last_role == 'out':  # an attention
             self.norm = position.build_norm()
-            sublayer.put_before_last('scale', HeadScale(sublayer.parent.num_heads))
+            sublayer.insert_before_last('scale', HeadScale(sublayer.parent.num_heads))
         else:
-            sublayer.put_before_last('norm', position.build_norm(sublayer.last.in_features))
+            sublayer.insert_before_last('norm', position.build_norm(sublayer.last.in_features))
 
 
 @RESIDUALS.register_module()

@@ -15,7 +15,7 @@ OUTER_ROLES = ('v', 'out', 'fc1', 'fc2')
 ROLES = ('q', 'k', *OUTER_ROLES)
 
 
-class Entrance(nn.Sequential):
+class PreLinear(nn.Sequential):
     """The last linear layer of F, `linear`, after modules with other names that process its input `(..., C)`."""
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
@@ -25,21 +25,21 @@ class Entrance(nn.Sequential):
         return x
 
 
-class TakenDropPath(nn.Identity):
+class MovedDropPath(nn.Identity):
     """An identity in place of F's stochastic depth, which moved to the connection; it shares its `drop_prob`."""
 
-    def __init__(self, taken: nn.Module):
+    def __init__(self, moved: nn.Module):
         super().__init__()
-        self._taken = (taken, )  # in a tuple: it is a child of the connection
+        self._moved = (moved, )  # in a tuple: it is a child of the connection
 
     @property
     def drop_prob(self) -> float:
         """That of the connection's stochastic depth."""
-        return self._taken[0].drop_prob
+        return self._moved[0].drop_prob
 
     @drop_prob.setter
     def drop_prob(self, value: float) -> None:
-        self._taken[0].drop_prob = value
+        self._moved[0].drop_prob = value
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,15 @@ class Sublayer:
     memory: nn.Module | None = None  # of a cross-attention, the linear layer that projects another stream to k and v
 
     @property
-    def reader(self) -> nn.Module:
-        """The consumer of the heads' outputs or the activation: the last linear layer, or its :class:`Entrance`."""
+    def last_module(self) -> nn.Module:
+        """The consumer of the heads' outputs or the activation: the last linear layer, or its :class:`PreLinear`."""
         return getattr(self.parent, self.last_name)
 
     @property
     def last(self) -> nn.Module:
         """The last linear layer."""
-        return self.reader.linear if isinstance(self.reader, Entrance) else self.reader
+        module = self.last_module
+        return module.linear if isinstance(module, PreLinear) else module
 
     @property
     def is_plain_after_last(self) -> bool:
@@ -84,19 +85,20 @@ class Sublayer:
         layers = (self.first, self.last, *filter(None, [self.memory]))
         return [layer.bias.detach() for layer in layers if layer.bias is not None]
 
-    def put_before_last(self, name: str, module: nn.Module) -> None:
+    def insert_before_last(self, name: str, module: nn.Module) -> None:
         """Inserts `module` before the last linear layer, and before other modules that were inserted there."""
-        parts = dict(self.reader.named_children()) if isinstance(self.reader, Entrance) else dict(linear=self.reader)
-        setattr(self.parent, self.last_name, Entrance(OrderedDict({name: module, **parts})))
+        last = self.last_module
+        parts = dict(last.named_children()) if isinstance(last, PreLinear) else dict(linear=last)
+        setattr(self.parent, self.last_name, PreLinear(OrderedDict({name: module, **parts})))
 
-    def take_drop(self) -> nn.Module:
+    def detach_drop_path(self) -> nn.Module:
         """Removes the stochastic depth from F, and returns it."""
         drop = getattr(self.drop_owner, self.drop_name)
-        left = nn.Identity()
+        replacement = nn.Identity()
         if isinstance(drop, DropPath):
             drop.drop_prob = float(drop.drop_prob)  # torch.compile breaks the graph at a NumPy number
-            left = TakenDropPath(drop)
-        setattr(self.drop_owner, self.drop_name, left)
+            replacement = MovedDropPath(drop)
+        setattr(self.drop_owner, self.drop_name, replacement)
         return drop
 
 

@@ -86,14 +86,14 @@ def reference(model, scheme, images, branch_weight=1.):
     def after(x, f, part, norm, connection, first):
         """The stream after one sublayer `f(part, .)`."""
         plain, norm = partial(f, part), partial(layer_norm, norm)
-        own = partial(layer_norm, connection.norm)
+        extra_norm = partial(layer_norm, connection.norm)
         last = part.proj if f is attention else part.layers[1]
 
         def with_inner_norm(x):
             return f(part, x, **{'before_out' if f is attention else 'before_fc2': partial(layer_norm, last.norm)})
 
         if scheme == 'NormFormer' and f is attention:
-            return x + own(attention(part, norm(x), head_scale=last.scale.weight))
+            return x + extra_norm(attention(part, norm(x), head_scale=last.scale.weight))
         return {
             **dict.fromkeys(('PostNorm', 'DSInit'), lambda: norm(x + plain(x))),
             'DeepNorm': lambda: norm((2 * len(model.layers))**(1 / 4) * x + plain(x)),
@@ -107,7 +107,7 @@ def reference(model, scheme, images, branch_weight=1.):
             'SkipInit': lambda: x + connection.gain * plain(norm(x)),
             'LayerScale': lambda: x + connection.weight * plain(norm(x)),
             'ResPostNorm': lambda: x + norm(plain(x)),
-            'PeriNorm': lambda: x + own(plain(norm(x))),
+            'PeriNorm': lambda: x + extra_norm(plain(norm(x))),
             'ScaledResidual': lambda: (x + plain(x)) / math.sqrt(2),
         }[scheme]()
 

@@ -131,8 +131,8 @@ def test_admin_is_profiled_before_a_run_tells_its_length():
     model, share = (vit('Admin', 2, norm_cfg=dict(type='UN', warmup_iters=warmup)).train() for warmup in (9, 0.1))
     share.load_state_dict(model.state_dict())
     images = torch.randn(IMAGES)
-    for each in (model, share):
-        profile_admin(each, lambda each=each: each(images))
+    for net in (model, share):
+        profile_admin(net, lambda net=net: net(images))
     torch.testing.assert_close(share.state_dict(), model.state_dict(), rtol=0, atol=0)
     with pytest.raises(RuntimeError, match='a share of a run whose length is unknown'):
         share(images)
