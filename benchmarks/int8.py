@@ -2,10 +2,13 @@
 
     python benchmarks/int8.py --models LN=LN_CONFIG:CHECKPOINT[:CHECKPOINT...] UN=UN_CONFIG:CHECKPOINT...
 
-Several checkpoints of a model are its seeds.
+Several checkpoints of a model are its seeds. `--folds` are ways to fold its norms, of which all are measured. Of a
+classifier in full-integer LiteRT, `simulated` is the SNR that the exporter predicts from training images.
 """
 import argparse
+import itertools
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -19,12 +22,14 @@ from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.images import batch_of
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
+from mmunorm.fusion import fuse_norms
 from mmunorm.utils import PreflightError
 
 import numpy as np
 import torch
 
 ROOT = Path(__file__).parent.parent
+FOLDS = {'offline': dict(layer_norms='keep'), 'exact': dict(), 'rotated': dict(rotate='hadamard')}
 
 
 def parse_args(argv=None):
@@ -33,6 +38,8 @@ def parse_args(argv=None):
                         metavar='NAME=CONFIG:CHECKPOINT...')
     parser.add_argument('--formats', nargs='+', choices=[name for name, (_, form) in VARIANTS.items() if form.int8],
                         metavar='FORMAT', default=['openvino-int8', 'onnx-int8'], help='forms in INT8')
+    parser.add_argument('--folds', nargs='+', choices=list(FOLDS), default=['offline'],
+                        help='offline norms alone; LayerNorms except a scale, too; and streams rotated')
     parser.add_argument('--num-samples', type=positive, default=300, help='training images for calibration')
     parser.add_argument('--num-images', type=positive, default=500, help='test images for the SNR')
     parser.add_argument('--batch', type=positive, default=1)
@@ -59,14 +66,21 @@ def logits(runner, arrays):
     return centred(torch.from_numpy(runner(*arrays)['scores']).double().clamp(min=1e-12).log())
 
 
-def measure(config, checkpoint, args, folder):
+def predicted(session):
+    """The SNR in dB that the exporter predicted by simulation, if it did."""
+    found = re.search(r'by simulation: ([-\d.]+) dB', ' '.join(session.meta.get('bits', ())))
+    return dict(simulated=float(found[1])) if found else {}
+
+
+def measure(config, checkpoint, fold, args, folder):
     """One dict per form: `form`, `metrics`, and for a classifier `snr` in dB."""
     cfg = load_config(config)
     set_dataloader_defaults(cfg)
     model, meta = loaded_model(cfg, checkpoint)
+    fuse_norms(model, **FOLDS[fold])
     subject = Subject('model', model, meta, args.batch, folder / 'files', torch.get_num_threads(),
                       training_images(cfg, args.num_samples), layer_norms='keep')
-    arrays = batch_of(test_images(cfg, args.num_images), meta)
+    arrays = batch_of(test_images(cfg, args.num_images), meta) if meta['task'] == 'classifier' else None
     exact = None
     openers = {'float': lambda: TorchSession(subject.exportable.stock, subject.exportable.meta)}
     openers |= {VARIANTS[name][1].label: lambda name=name: subject.export(name)[0]() for name in args.formats}
@@ -76,7 +90,7 @@ def measure(config, checkpoint, args, folder):
         except PreflightError as error:  # some forms have no kernel for LayerNorm
             yield dict(form=form, metrics={}, error=str(error))
             continue
-        row = dict(form=form, metrics=main_metrics(test_metrics(cfg, runner, form)))
+        row = dict(form=form, metrics=main_metrics(test_metrics(cfg, runner, form)), **predicted(runner))
         if not runner.is_detector:
             got = logits(runner, arrays)
             if exact is None:
@@ -97,21 +111,21 @@ def cell(values):
 def main(argv=None):
     args = parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    lines = ['| model | form | metrics | SNR, dB |', '|---|---|---|---|']
-    for name, config, checkpoints in args.models:
+    lines = ['| model | folded | form | metrics | SNR, dB |', '|---|---|---|---|---|']
+    for (name, config, checkpoints), fold in itertools.product(args.models, args.folds):
         seeds = []
         for seed, checkpoint in enumerate(checkpoints):
             with tempfile.TemporaryDirectory() as folder:
-                seeds.append(list(measure(config, checkpoint, args, Path(folder))))
+                seeds.append(list(measure(config, checkpoint, fold, args, Path(folder))))
             with open(args.out / 'int8.jsonl', 'a') as file:  # after each seed, as tests take hours
                 for row in seeds[-1]:
-                    print(json.dumps(dict(model=name, seed=seed, **row, environment=environment(torch.device('cpu')))),
-                          file=file)
+                    print(json.dumps(dict(model=name, fold=fold, seed=seed, **row,
+                                          environment=environment(torch.device('cpu')))), file=file)
         for rows in zip(*seeds, strict=True):
             metrics = ', '.join(f'{key} {cell([row["metrics"][key] for row in rows])}' for key in rows[0]['metrics'])
             metrics = metrics or rows[0]['error']
             snr = cell([row['snr'] for row in rows]) if 'snr' in rows[0] else ''
-            lines.append(f'| {name} | {rows[0]["form"]} | {metrics} | {snr} |')
+            lines.append(f'| {name} | {fold} | {rows[0]["form"]} | {metrics} | {snr} |')
     print('\n'.join(lines))
 
 

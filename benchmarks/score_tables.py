@@ -55,12 +55,6 @@ def images(metric):
             'larger (x 1.25)': mean(metric, condition='larger')}
 
 
-def quantized(label, kind):
-    """Scores of a classifier in float and in one form in INT8, and the SNR of its logits."""
-    return {'top-1, float': mean(TOP1, kind='float'), f'top-1, {label}': mean(TOP1, kind=kind),
-            'dB': dict(metric='snr', digits=1, kind=kind)}
-
-
 # Conversions from LayerNorm to UN, as named in benchmarks/conversion.py.
 WAYS = {label: dict(way=way) for label, way in {
     'LN, trained on (the control)': 'LN, trained on',
@@ -70,13 +64,6 @@ WAYS = {label: dict(way=way) for label, way in {
     'the same with the teacher: `configs/convert/*_converted.py`': 'affine, sequential, teacher'}.items()}
 TESTED = {'LN, trained on': dict(way='LN, trained on'),
           'UN, one after the other, with the teacher': dict(way='affine, sequential, teacher')}
-# The names of a model's forms in benchmarks/int8.py.
-FORMS = {(norm, form): dict(model=norm, form=form) for norm in ('LN', 'UN')
-         for form in ('float', 'OpenVINO INT8', 'ONNX Runtime INT8')}
-LITERT = {model: dict(model=model) for model in ('LN, trained on', 'UN, converted', 'LN', 'BN', 'RepBN')}
-LITERT_FORMS = {'dynamic range': 'LiteRT INT8, dynamic range', 'full-integer': 'LiteRT INT8, full-integer',
-                '16-bit activations': 'LiteRT INT8, 16-bit activations'}
-
 TABLES = {
     'main': dict(
         labels=[''], where=PLAIN,
@@ -359,38 +346,40 @@ TABLES = {
     'conversion_detector_images': dict(
         labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=TESTED, columns=images(BOX)),
     # docs/results/int8.md
-    'int8': dict(
-        labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
-        columns={'top-1': mean(TOP1), 'SNR, dB': dict(metric='snr', digits=1, missing='')}),
-    'int8_litert': dict(
-        labels=['Swin, top-1'], where=dict(experiment='int8_litert'), rows=LITERT,
-        columns={label: mean(TOP1, kind=kind, missing='no kernel')
-                 for label, kind in {'float': 'float', **LITERT_FORMS}.items()}),
-    'int8_litert_noise': dict(
-        labels=['SNR, dB'], where=dict(experiment='int8_litert'), rows=LITERT,
-        columns={label: dict(metric='snr', digits=1, missing='no kernel', kind=kind)
-                 for label, kind in LITERT_FORMS.items()}),
-    'int8_equalized': dict(
-        labels=['Swin'], where=dict(experiment='int8_equalized'),
-        rows={model: dict(model=model) for model in ('LN, trained on', 'UN, converted')},
+    'exact_int8': dict(
+        labels=['class token', ''], where=dict(experiment='exact_int8'),
+        rows={(form, precision): dict(form=form, precision=precision) for form, precision in (
+            ('LN', 'float'), ('LN', 'full-integer'), ('exact, rotated', 'full-integer'))},
+        columns={**{f'{label}{suffix}': dict(metric=metric, digits=digits, domain=domain, missing='')
+                    for domain, suffix in (('crops', ''), ('other', ', other images')) for label, metric, digits in (
+                        ('SNR, dB', 'snr', 1), ('centered', 'centred', 3), ('worst, dB', 'worst', 1),
+                        ('same image found', 'same_image', 3))},
+                 'probe, %': dict(metric='probe', digits=1, domain='probe', missing=''),
+                 'ms': dict(metric='ms', digits=0, threads=1, missing='')}),
+    'int8_swin': dict(
+        labels=['digits Swin', 'weights'], where={},
+        rows={**{(norm, 'from scratch'): dict(experiment='int8_wide_start', model=norm)
+                 for norm in ('LN', 'BN', 'UN', 'UN+')},
+              **{(model.partition(',')[0], weights): dict(experiment='int8_litert', model=model)
+                 for model, weights in (('LN, trained on', 'trained on'), ('UN, converted', 'converted'))}},
         columns={'top-1, float': mean(TOP1, kind='float'),
-                 **{f'{unit}, {label}': dict(metric=metric, digits=digits, missing='no kernel', kind=kind)
-                    for label, kind in LITERT_FORMS.items() if label != 'dynamic range'
+                 **{f'{unit}, {label}': dict(metric=metric, digits=digits, missing='', kind=f'LiteRT INT8, {label}')
+                    for label in ('full-integer', '16-bit activations')
                     for unit, metric, digits in (('top-1', TOP1, 2), ('dB', 'snr', 1))}}),
-    'int8_wide_start': dict(
-        labels=['Swin'], where=dict(experiment='int8_wide_start'),
-        rows={norm: dict(model=norm) for norm in ('LN', 'BN', 'UN', 'UN+')},
-        columns=quantized('full-integer', 'LiteRT INT8, full-integer')),
+    'int8_t2t': dict(
+        labels=['T2T-ViT'], where=dict(experiment='int8_t2t'),
+        rows={form: dict(kind=f'LiteRT INT8, {form}') for form in (
+            'dynamic range', 'matmul-only', 'full-integer', '16-bit activations')},
+        columns={'top-1': dict(metric=TOP1, digits=1), 'dB': dict(metric='snr', digits=1)}),
     'int8_detector_full': dict(
         labels=['Mask R-CNN'], where=dict(experiment='int8_detector_full'),
         rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
         columns={f'{name} AP, {label}': mean(metric, kind=kind) for name, metric in (('box', BOX), ('mask', MASK))
                  for label, kind in (('float', 'float'), ('full-integer', 'LiteRT INT8, full-integer'))}),
-    'int8_executorch': dict(
-        labels=['Swin'], where=dict(experiment='int8_executorch'),
-        rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
-        columns=quantized('ExecuTorch INT8', 'ExecuTorch INT8')),
-    'int8_detector': dict(
-        labels=['', 'form'], where=dict(experiment='int8'), rows=FORMS,
-        columns={'box AP': mean(BOX), 'mask AP': mean(MASK)}),
+    'int8_others': dict(
+        labels=['digits Swin', 'INT8 of'], where={},
+        rows={(norm, runtime): dict(experiment=experiment, model=norm, kind=f'{runtime} INT8')
+              for experiment, runtime in (('int8', 'OpenVINO'), ('int8', 'ONNX Runtime'),
+                                          ('int8_executorch', 'ExecuTorch')) for norm in ('LN', 'UN')},
+        columns={'top-1': mean(TOP1), 'dB': dict(metric='snr', digits=1)}),
 }

@@ -37,8 +37,8 @@ from score_tables import TABLES  # noqa: E402
 
 DATA = ROOT / 'benchmarks/results/scores.jsonl'
 # Written by int8.py and shifted_light.py: the same trainings in INT8, and on modified images.
-BY_FORM = ('int8', 'int8_litert', 'int8_equalized', 'int8_wide_start', 'int8_executorch',
-           'int8_detector_full', 'shifted_light')
+BY_FORM = ('exact_int8', 'int8', 'int8_litert', 'int8_wide_start', 'int8_executorch', 'int8_t2t', 'int8_detector_full',
+           'shifted_light')
 PAGES = [ROOT / 'README.md', ROOT / 'benchmarks/NOTES.md',
          *sorted(page for folder in ('docs', 'projects', 'configs') for page in ROOT.glob(f'{folder}/**/*.md'))]
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
@@ -56,8 +56,8 @@ def load():
     rows = [dict(row, experiment=name, kind=row['form'], options={}) for name in BY_FORM
             for row in read(DATA.with_name(f'{name}.jsonl'))]
     for row in rows:
-        if (noise := row.get('snr')) is not None:
-            row['metrics']['snr'] = noise
+        found = {key: row[key] for key in ('snr', 'simulated') if row.get(key) is not None}
+        row['metrics'] = {**row.get('metrics', {}), **found}
     return read(DATA) + rows
 
 

@@ -83,11 +83,13 @@ def _scores(node, reader: fx.Node) -> fx.Node | None:
 def _center(editor: Editor, at: fx.Node, index: int, dim: int) -> fx.Node:
     """Subtracts the mean over an axis, -1 or -2, from an argument of a node; returns the mean."""
     before = at.args[index]
-    last = before.meta['val'].dim() - 1
-    if len(before.users) == 1 and (
-            before.target is aten.permute.default and [each % (last + 1) for each in before.args[1]][-2:] == [
-                last, last - 1] or before.target is aten.transpose.int and {
-                    each % (last + 1) for each in before.args[1:]} == {last, last - 1}):
+    axes = before.meta['val'].dim()
+    last = axes - 1
+    if before.target is aten.permute.default:
+        swaps = [axis % axes for axis in before.args[1]][-2:] == [last, last - 1]
+    else:
+        swaps = before.target is aten.transpose.int and {axis % axes for axis in before.args[1:]} == {last, last - 1}
+    if swaps and len(before.users) == 1:
         at, index, dim = before, 0, -3 - dim  # before it, as LiteRT's product transposes its second factor by itself
     x = at.args[index]
     mean = editor.emit(at, aten.mean.dim, x, [dim], True)

@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mmunorm import export, fuse_norms
 from mmunorm.deploy.attention import center_attention
 from mmunorm.deploy.formats.litert import programs_of
 from mmunorm.deploy.layouts import for_chips
@@ -100,3 +101,17 @@ def test_full_integer_files_have_it(side, number):
         means = [node for node in program.graph.nodes if node.target is torch.ops.aten.mean.dim]
         assert len(means) == (2 * number if for_integers else 0)
         torch.testing.assert_close(program(**sample)['output'], torch.from_numpy(exportable.expected['output']))
+
+
+@pytest.mark.slow
+def test_vela_compiles_it(tmp_path):
+    """Of attention over 101 tokens, Arm's compiler leaves no operator to the CPU."""
+    for package in ('litert_torch', 'ai_edge_quantizer', 'ethosu'):
+        pytest.importorskip(package)
+    model = timm.create_model('vit_tiny_patch16_224', img_size=20, patch_size=2, embed_dim=8, depth=1, num_heads=2)
+    images = torch.randn(4, 3, 20, 20, generator=torch.Generator().manual_seed(0))
+    fuse_norms(model.eval(), example=images, rotate='hadamard')
+    report = export(model, images[:1], tmp_path / 'm.vela.tflite', calibration=images)
+    assert report.lines[-1] == 'operators left to the CPU: 0'
+    layers = (tmp_path / 'm.vela.layers.csv').read_text()
+    assert 'Softmax' in layers and 'Mean' in layers

@@ -33,6 +33,7 @@ Ranges = dict[str, dict[str, np.ndarray]]  # `min` and `max` of tensors by name
 # Operators whose output has the range of their input.
 SAME_RANGE = ('RESHAPE', 'SLICE', 'SPLIT', 'STRIDED_SLICE', 'TRANSPOSE')
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
+SIMULATED = 40  # images
 
 
 class LiteRtSession(Session):
@@ -106,7 +107,7 @@ class LiteRt(Format):
             programs = programs_of(model, bool(int8) and int8.startswith('full'))
             if int8 == 'full' and self.shows_bits and len(samples) > 1 and list(programs) == [NAME]:
                 stage('simulating 8 bits')
-                meta = meta | dict(bits=bits_of(programs[NAME][0], samples).lines())
+                meta = meta | dict(bits=bits_of(programs[NAME][0], samples, meta['task'] == 'classifier').lines())
             write_float(programs, path, meta)
             if half or int8:
                 takes_pixels = meta.get('mean', ()) is not None
@@ -185,12 +186,13 @@ def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
     return programs
 
 
-def bits_of(program: fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]]) -> Bits:
-    """Where a full-integer file of a graph will lose accuracy, on a few calibration images."""
+def bits_of(program: fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]], are_logits: bool = False) -> Bits:
+    """Where a full-integer file of a graph will lose accuracy, on evenly spaced calibration images."""
+    number = max(2, min(len(samples), SIMULATED // len(samples[0][0])))
     chosen = [torch.from_numpy(samples[index][0]).permute(0, 2, 3, 1).contiguous()
-              for index in range(min(len(samples), 16 + 16 // HELD_OUT))]
-    images = [image for index, image in enumerate(chosen) if index % HELD_OUT]
-    return where_bits_go(copy.deepcopy(program), images, chosen[::HELD_OUT])
+              for index in np.linspace(0, len(samples) - 1, number).round().astype(int)]
+    images = [batch for index, batch in enumerate(chosen) if index % HELD_OUT]
+    return where_bits_go(copy.deepcopy(program), images, chosen[::HELD_OUT], are_logits)
 
 
 def write_float(programs: Programs, path: Path, meta: dict) -> None:
