@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from mmengine.config import Config
 
 from .. import processes, tiny_runs
 
@@ -35,12 +34,6 @@ default_hooks = dict(checkpoint=dict(by_epoch=False, interval=4), logger=dict(in
 EPOCHS = """
 train_cfg = dict(max_epochs=6)
 default_hooks = dict(logger=dict(interval=1))
-"""
-DETECTOR = """
-_base_ = ['{root}/configs/digits/swin_un_maskrcnn.py']
-custom_imports = dict(imports=['mmunorm', 'killer'])
-custom_hooks = [dict(type='KillHook')]
-model = dict(backbone=dict(drop_path_rate=0.4, norm_cfg=dict(warmup_iters=1)))
 """
 KILLER = """
 import os
@@ -154,18 +147,6 @@ def test_killed_and_resumed_is_as_if_undisturbed(classifier, text, step, saved, 
     kill(config, step, saved, *more)
     train(config, '--work-dir', 'parts', '--resume', '--cfg-options', 'train_dataloader.num_workers=1',
           'train_dataloader.persistent_workers=False', *more)
-    assert_ends_as_undisturbed()
-
-
-@grid
-def test_a_detector_killed_and_resumed(tmp_path):
-    config = write(DETECTOR.format(root=tiny_runs.ROOT))
-    options = [*tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data'), 'train_cfg.max_iters=4',
-               'train_cfg.val_interval=2', 'default_hooks.checkpoint.save_optimizer=True']
-    # In a process of its own the images' random numbers do not set those of the step.
-    train(config, '--work-dir', 'whole', '--cfg-options', *options, 'train_dataloader.num_workers=1')
-    kill(config, 3, 'iter_2', *options)
-    train(config, '--work-dir', 'parts', '--resume', '--cfg-options', *options)
     assert_ends_as_undisturbed()
 
 
