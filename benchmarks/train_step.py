@@ -1,6 +1,7 @@
 """Compares a training step of Swin-T with UN and with LN: forward, backward, fused AdamW; time and peak memory.
 
     python benchmarks/train_step.py
+    python benchmarks/train_step.py --config configs/digits/swin_un_classifier.py --batch 64 --size 32
     python benchmarks/train_step.py --device cuda --batch 128 --amp none bf16 --modes eager compiled
 
 Both models run in turn in each round. Ratios are ratios of medians. `UN` is past its warm-up. In eager mode on a GPU, a
@@ -23,6 +24,8 @@ from mmunorm.norms import kernels
 from norm_layers import ROOT
 
 import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
 
 UN = dict(type='UN', warmup_iters=0)
 NORMS = dict(LN=dict(type='LN'), UN=UN)
@@ -34,6 +37,7 @@ def parse_args(argv=None):
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--arch', default='tiny', choices=UNSwinTransformer.arch_zoo,
                         help="mmpretrain's name of a Swin")
+    parser.add_argument('--config', help='a config whose backbone is trained in place of `--arch`')
     parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager'])
     parser.add_argument('--size', type=int, default=224, help='side of the images in pixels')
     parser.add_argument('--amp', nargs='+', choices=['none', 'fp16', 'bf16'], default=['none'],
@@ -57,8 +61,11 @@ def add_step_arguments(parser):
 def make_step(norm_cfg, images, mode, amp, args):
     """A function without arguments that runs one training step."""
     torch.manual_seed(0)
-    model = UNSwinTransformer(
-        args.arch, img_size=args.size, norm_cfg=norm_cfg, drop_path_rate=0.0, pad_small_map=True)
+    if args.config:
+        model = MODELS.build({**Config.fromfile(args.config).model.backbone, 'norm_cfg': norm_cfg})
+    else:
+        model = UNSwinTransformer(
+            args.arch, img_size=args.size, norm_cfg=norm_cfg, drop_path_rate=0.0, pad_small_map=True)
     model.to(images.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     run = torch.compile(model, dynamic=False) if mode == 'compiled' else model
@@ -73,8 +80,7 @@ def make_step(norm_cfg, images, mode, amp, args):
 def without_triton(step):
     """The same step with the norms in plain torch; what ran before has no influence on it."""
     def plain():
-        with mock.patch.object(kernels, 'for_averages', lambda record: None), \
-                mock.patch.object(kernels, 'triton_kernels', lambda: None):
+        with mock.patch.object(kernels, 'triton_kernels', lambda: None):
             step()
 
     return plain
@@ -113,7 +119,7 @@ def main(argv=None):
         seconds = measure.InterleavedTimer(steps, device, clock).time(args.rounds)
         for name in steps:
             rows.append(dict(
-                norm=name, arch=args.arch, batch=args.batch, size=args.size, amp=amp, mode=mode,
+                norm=name, arch=args.config or args.arch, batch=args.batch, size=args.size, amp=amp, mode=mode,
                 seconds=statistics.median(seconds[name]), to_ln=measure.ratio(seconds[name], seconds['LN']),
                 peak_memory=memory[name],
                 peak_memory_to_ln=memory[name] / memory['LN'], clock=args.clock, rounds=args.rounds,

@@ -52,34 +52,18 @@ if not registry.MISSING:
 elif not lacks('mmengine'):
     from . import engine  # noqa: F401
 
+from . import norms
 from .checkpoints.folded import load_folded, save_folded
 from .conversion import AdaptReport, ConversionReport, adapt, convert_norms, update_norms
 from .deploy.torch_models import Comparison, compare, export
 from .fusion import FusionReport, fuse_norms, stock_rules  # noqa: F401
-from .norms import (
-    MABN,
-    PN,
-    RMSN,
-    UN,
-    Derf,
-    DyT,
-    NoNorm,
-    PRepBN,
-    RepBN,
-    SyncUN,
-    TokenBN,
-    UN2d,
-    convert_sync,
-    replace_norms,
-    revert_sync,
-)
+from .norms import *  # noqa: F403
 
 __all__ = [
-    'MABN', 'PN', 'RMSN', 'UN', 'AdaptReport', 'Comparison', 'ConversionReport', 'Derf', 'DyT', 'FusionReport',
-    'NoNorm', 'PRepBN', 'RepBN', 'SyncUN', 'TokenBN', 'UN2d', '__version__', 'adapt', 'compare', 'convert_norms',
-    'convert_sync', 'export', 'fuse_norms', 'load_folded', 'replace_norms', 'revert_sync', 'save_folded',
-    'update_norms'
+    'AdaptReport', 'Comparison', 'ConversionReport', 'FusionReport', '__version__', 'adapt', 'compare', 'convert_norms',
+    'export', 'fuse_norms', 'load_folded', 'save_folded', 'update_norms'
 ]
+__all__ += norms.__all__
 __getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine'))
 
 

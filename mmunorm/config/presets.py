@@ -13,6 +13,7 @@ from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
 
+from .. import norms
 from ..checkpoints.loading import read_checkpoint
 from ..norms import Norm, replace_norms
 from ..norms.base import check_norm_cfg
@@ -24,18 +25,10 @@ from .walk import walk
 NORMS = {
     'LN': dict(type='LN'),
     'BN': dict(type='TokenBN'),
-    'MABN': dict(type='MABN'),
     'PN*': dict(type='PN', layer_scale=False),  # PowerNorm without its scale of each token
-    'PN': dict(type='PN', layer_scale=True),
-    'UN': dict(type='UN'),
     'UN+': dict(type='UN', centered=True, eta=0.),  # not the paper's: docs/results/accuracy.md
     'UN-nofilter': dict(type='UN', outlier_filter=False),
-    'RepBN': dict(type='RepBN'),
-    'PRepBN': dict(type='PRepBN'),
-    'RMSN': dict(type='RMSN'),
-    'DyT': dict(type='DyT'),
-    'Derf': dict(type='Derf'),
-    'NoNorm': dict(type='NoNorm'),
+    **{name: dict(type=name) for name in norms.TOKEN_NORMS if name not in ('SyncUN', 'TokenBN')},
 }
 REPLACED_TYPE = 'ReplacedNorms'
 HELP = f'{", ".join(NORMS)}, or NAME=TYPE,argument=value,... (quote PN*)'

@@ -17,7 +17,7 @@ from torch import nn
 from ..config.models import build_model
 from ..config.presets import parse_preset, replace_norm_cfgs, with_means_kept
 from ..norms import OfflineNorm
-from ..norms.replace import build_like, layer_norms, leave_fast_path, put, with_fused_parts
+from ..norms.replace import build_like, disable_fast_path, layer_norms, set_submodules, with_fused_parts
 from ..utils import PreflightError, whole_file, write_text
 from .convert import ConversionError, goal_like
 from .report import ConversionReport
@@ -38,8 +38,9 @@ def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) ->
     norms = layer_norms(model)
     if missing := [name for name in converted if name not in norms]:
         raise ValueError(f'converted: {of} has no LayerNorm {missing[0]!r}')
-    leave_fast_path(model, list(converted))
-    put(model, {name: with_fused_parts(build_like(norm_cfg, norms[name], model), norms[name]) for name in converted})
+    disable_fast_path(model, list(converted))
+    set_submodules(model, {name: with_fused_parts(build_like(norm_cfg, norms[name], model), norms[name])
+                           for name in converted})
     return model
 
 

@@ -19,12 +19,12 @@ from ..norms.layers import channel_axis, has_affine, input_of, is_channels_first
 from ..norms.replace import (
     build_like,
     check_replaceable,
+    disable_fast_path,
     eps_of,
     is_rms,
     layer_norms,
-    leave_fast_path,
     no_layer_norms,
-    put,
+    set_submodules,
     with_fused_parts,
 )
 from ..registry import MODELS, print_log
@@ -179,7 +179,7 @@ def convert_loaded(model: nn.Module, batches, progress: bool = False) -> Convers
     old = {norm: layer_norm_of(norm) for norm in norms.values()}
     states = {norm: {key: value.clone() for key, value in norm.state_dict().items()} for norm in old}
     names = {name: old[norm] for name, norm in norms.items()}
-    put(model, names)
+    set_submodules(model, names)
     try:
         return _convert_all(model, batches, names, {layer_norm: norm for norm, layer_norm in old.items()}, {}, progress)
     except BaseException:
@@ -188,7 +188,7 @@ def convert_loaded(model: nn.Module, batches, progress: bool = False) -> Convers
             norm.lacks_statistics = lacking[norm]
         raise
     finally:
-        put(model, norms)
+        set_submodules(model, norms)
 
 
 def norms_to_fit(model: nn.Module) -> dict[str, OfflineNorm]:
@@ -214,7 +214,7 @@ def layer_norm_of(norm: OfflineNorm) -> nn.LayerNorm:
 def with_layer_norms(model: nn.Module) -> nn.Module:
     """A copy of a model that is about to be converted by :func:`convert_loaded`, with the LayerNorms themselves."""
     teacher = copy.deepcopy(model)
-    put(teacher, {name: layer_norm_of(norm) for name, norm in norms_to_fit(teacher).items()})
+    set_submodules(teacher, {name: layer_norm_of(norm) for name, norm in norms_to_fit(teacher).items()})
     teacher.eval()  # returns nothing in mmdet's and mmpretrain's Swin
     return teacher.requires_grad_(False)
 
@@ -234,7 +234,7 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], goals: 
     with eval_mode(model, *places.values()), tqdm(
             total=len(batches) * (2 + len(goals)), desc='calibrating', unit='batch',
             disable=None if progress else True) as bar:
-        changes = leave_fast_path(model, [name for name in names if names[name] in goals])
+        changes = disable_fast_path(model, [name for name in names if names[name] in goals])
         try:
             with OtherReaders(before) as readers:
                 before = _measure_all(model, batches, before, bar)
@@ -259,7 +259,7 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], goals: 
                         goal.set_affine(*now[norm].nearest(), *mean_and_square(now[norm].sums))
                         fits[norm] = now[norm].error_of(goal)
                         left.remove(norm)
-                        put(model, {name: places[norm] for name, each in names.items() if each is norm})
+                        set_submodules(model, {name: places[norm] for name, each in names.items() if each is norm})
                 after = _measure_all(model, batches, {goal: before[norm].again() for norm, goal in goals.items()}, bar)
                 errors = {norm: after[norm].error_of(goal) for norm, goal in goals.items()}
                 if memory == 0 or all(math.isclose(errors[norm], fit, rel_tol=0.01, abs_tol=1e-5)
@@ -267,11 +267,11 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], goals: 
                     break
                 print_log('In the finished model the errors of the norms are not those of the fit: fitting them again, '
                           'in whole passes', 'current')
-                put(model, names)
+                set_submodules(model, names)
             for norm in goals:
                 after[norm].check('after the norms that are converted')
         except BaseException:
-            put(model, names)
+            set_submodules(model, names)
             for module, name, value in changes:
                 setattr(module, name, value)
             raise

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..norms.replace import leave_fast_path, put
+from ..norms.replace import disable_fast_path, set_submodules
 from .affine import has_act
 from .joint import join
 from .padding import Fill, zero_token
@@ -50,7 +50,7 @@ def reduce_norm(model: nn.Module, name: str, arguments: dict, added: Sequence[st
     if linear is not None:
         reduced.linear.weight.copy_(linear[0])
         reduced.linear.bias.copy_(linear[1])
-    leave_fast_path(model, [name], quiet=True)
+    disable_fast_path(model, [name], quiet=True)
     replace_module(model, name, reduced)
     norm.forward = reduced.forward
 
@@ -73,7 +73,7 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     """Replaces the submodule `name` by `module`, in eval mode and on its device."""
     old = model.get_submodule(name)
     device = next((tensor.device for tensor in (*old.parameters(), *old.buffers(), *model.parameters())), None)
-    put(model, {name: module.eval().to(device)})
+    set_submodules(model, {name: module.eval().to(device)})
 
 
 @torch.no_grad()

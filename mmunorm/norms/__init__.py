@@ -1,6 +1,7 @@
 """Offline norms, and the norms they are compared with."""
+from ..registry import MODELS
 from .base import Norm
-from .channels_first import MABN2d, RepBN2d, SyncUN2d, TokenBN2d, UN2d
+from .channels_first import ChannelsFirst, MABN2d, RepBN2d, SyncUN2d, TokenBN2d, UN2d
 from .dyt import Derf, DyT
 from .mabn import MABN
 from .no_norm import NoNorm
@@ -9,8 +10,13 @@ from .rep_bn import PRepBN, RepBN
 from .replace import replace_norms
 from .rmsn import RMSN
 from .sync import convert_sync, revert_sync
+from .sync_un import SyncUN
 from .token_bn import TokenBN
-from .un import UN, OfflineNorm, SyncUN
+from .un import UN, OfflineNorm
+
+# The types of norms over tokens, as `norm_cfg` and `--norm` name them.
+TOKEN_NORMS = tuple(name for name, cls in list(globals().items())
+                    if MODELS.module_dict.get(name) is cls and not issubclass(cls, ChannelsFirst))
 
 __all__ = [
     'MABN', 'PN', 'RMSN', 'UN', 'Derf', 'DyT', 'MABN2d', 'NoNorm', 'Norm', 'OfflineNorm', 'PRepBN', 'RepBN', 'RepBN2d',

@@ -33,8 +33,10 @@ def moving_average(old: Tensor, new: Tensor, alpha: float) -> Tensor:
 
 
 def bessel_correction(tokens: int | Tensor) -> float | Tensor:
-    """`n / (n - 1)` for n tokens, which makes a biased variance unbiased; 1 for a single one."""
-    return tokens / ((tokens - 1).clamp(min=1) if isinstance(tokens, Tensor) else max(tokens - 1, 1))
+    """`n / (n - 1)` for n tokens, which makes a biased variance unbiased; 1 for a single one, or none."""
+    if isinstance(tokens, Tensor):
+        return tokens.clamp(min=1) / (tokens - 1).clamp(min=1)
+    return max(tokens, 1) / max(tokens - 1, 1)
 
 
 def power_norm_nu(nu: Tensor, z_squared: Tensor, g: Tensor, alpha: float) -> Tensor:
@@ -51,19 +53,18 @@ def finite_or(values: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(nothing == nothing, values, otherwise)
 
 
-def root_variance(record: Tensor, per_channel: bool = False) -> Tensor:
-    """`V(sqrt(record))` of Eq. 19, unbiased: `()` over all `M * C` entries, or `(C,)` with `per_channel`."""
+def root_variance(record: Tensor) -> Tensor:
+    """`V(sqrt(record))` of Eq. 19, `()`, unbiased, over all `M * C` entries."""
     roots = record.sqrt().double()  # in float32, squares overflow on a GPU and in compiled code
-    return (roots.var(dim=0) if per_channel else roots.var()).to(record.dtype)
+    return roots.var().to(record.dtype)
 
 
-def is_outlier(omega: Tensor, omega_prev: Tensor, per_channel: bool = False, gm: Tensor | None = None) -> Tensor:
+def is_outlier(omega: Tensor, omega_prev: Tensor, gm: Tensor) -> Tensor:
     """Whether any channel has `AM(omega) - GM(omega) > M * V(sqrt(omega_prev))` (Eq. 18-19), `()` bool.
 
     `omega` `(M, C)` ends with the newest statistics, `omega_prev` before them; `gm` is `geometric_mean(omega)`.
     """
-    gm = geometric_mean(omega) if gm is None else gm
     # Equal statistics have AM = GM and V = 0: there the rounding of exp and log must not decide.
     am = arithmetic_mean(omega) * (1 - 16 * torch.finfo(omega.dtype).eps)
-    threshold = torch.add(gm, root_variance(omega_prev, per_channel), alpha=omega.shape[0])
+    threshold = torch.add(gm, root_variance(omega_prev), alpha=omega.shape[0])
     return (am - threshold).amax() > 0

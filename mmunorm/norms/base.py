@@ -12,7 +12,9 @@ from ..utils import misspelt, nearest
 
 
 class Norm(nn.Module):
-    """A norm over tokens of shape `(..., C)`; subclasses implement `_normalize`. `num_features` is C.
+    """A norm over tokens of shape `(..., C)`; `num_features` is C.
+
+    Subclasses implement `_normalize(x)`, or `_normalize_tokens(x, valid)` if they have statistics over tokens.
 
     A norm that can be folded has `affine()`. `fold_obstacle` is why another cannot, the rest of a sentence that begins
     with the norm's name; it takes precedence over `affine()`.
@@ -50,9 +52,13 @@ class Norm(nn.Module):
         if pad_mask is not None and pad_mask.dtype != torch.bool:
             raise TypeError(f'{name}: pad_mask must be bool, True where a token is padding, '
                             f'got {pad_mask.dtype}')
-        return self._normalize(x, pad_mask)
+        return self._normalize_tokens(x, None if pad_mask is None else ~pad_mask)
 
-    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+    def _normalize_tokens(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        """Normalizes `x`; `valid` is None, or bool `x.shape[:-1]`, False where a token is padding."""
+        return self._normalize(x)
+
+    def _normalize(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..registry import MODELS
 from .base import Norm
-from .kernels import affine, statistics_dtype
+from .kernels import statistics_dtype
 
 
 @MODELS.register_module()
@@ -29,10 +29,10 @@ class DyT(Norm):
         self.weight = nn.Parameter(torch.ones(num_features))
         self.bias = nn.Parameter(torch.zeros(num_features))
 
-    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+    def _normalize(self, x: Tensor) -> Tensor:
         dtype = statistics_dtype(x.dtype)
         squashed = self._squash(x.to(dtype))
-        return affine(squashed, self.weight.to(dtype), self.bias.to(dtype)).to(x.dtype)
+        return torch.addcmul(self.bias.to(dtype), squashed, self.weight.to(dtype)).to(x.dtype)
 
     def _squash(self, x: Tensor) -> Tensor:
         return torch.tanh(self.alpha.to(x.dtype) * x)

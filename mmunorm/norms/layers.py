@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-# Of torch; older releases have no RMSNorm.
+# torch's norms that compute statistics at inference; before 2.4 there is no RMSNorm.
 ONLINE_NORMS = tuple(filter(None, (nn.LayerNorm, nn.GroupNorm, getattr(nn, 'RMSNorm', None))))
 # timm's RmsNorm, torchvision's FrozenBatchNorm2d; not torch's parametrizations, such as _WeightNorm.
 _NORM_NAME = re.compile(r'[^_].*Norm(?!al)')

@@ -2,7 +2,13 @@
 ICLR 2020)."""
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from ..registry import MODELS
+from .averages import arithmetic_mean, push
+from .recompute import Step
+from .state import check_window
 from .un import OfflineNorm
 
 
@@ -23,6 +29,17 @@ class MABN(OfflineNorm):
 
     def __init__(self, num_features: int, window: int = 16, alpha: float = 0.9, warmup_iters: int | float = 4000,
                  eps: float = 1e-5):
-        super().__init__(
-            num_features, forward_average='ema', backward_momentum=False, outlier_filter=False, window=window,
-            alpha=alpha, warmup_iters=warmup_iters, eps=eps)
+        window = check_window(window)
+        super().__init__(num_features, alpha, warmup_iters, eps, gradients=window[1], has_psi=True)
+        self.window = window
+
+    def average(self, s: Tensor, averaged: Tensor, tokens: int | Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Eq. 13: the moving average, which is also the running statistic."""
+        self._update_running_var(s)
+        return torch.where(averaged, self.running_var, s), averaged, None
+
+    def average_gradient(self, g: Tensor, step: Step) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Eq. 14: the arithmetic mean of the last M."""
+        record = push(self.gradient_record.to(g.dtype), g)
+        psi = torch.where(step.averaged, arithmetic_mean(record), g)
+        return psi, psi, record

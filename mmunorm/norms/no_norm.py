@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import MODELS
-from . import kernels
 from .base import Norm
+from .un import affine
 
 
 @MODELS.register_module()
@@ -33,8 +33,8 @@ class NoNorm(Norm):
             return ones, torch.zeros_like(ones)
         return self.weight.detach().double(), self.bias.detach().double()
 
-    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-        return x if self.weight is None else kernels.affine(x, self.weight, self.bias)
+    def _normalize(self, x: Tensor) -> Tensor:
+        return x if self.weight is None else affine(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, affine={self.weight is not None}'

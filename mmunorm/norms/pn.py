@@ -1,9 +1,12 @@
 """PowerNorm (Shen et al., "PowerNorm: Rethinking Batch Normalization in Transformers", ICML 2020)."""
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ..registry import MODELS
+from .averages import finite_or, power_norm_nu
+from .recompute import Step
 from .rmsn import divide_by_rms
 from .un import OfflineNorm
 
@@ -23,20 +26,23 @@ class PN(OfflineNorm):
         alpha, warmup_iters, eps: as :class:`UN`'s, with its defaults; `alpha` is also that of `nu`.
     """
 
-    forward_averages = ('earlier_ema', )
-    backward_averages = ('nu', )
-
     def __init__(self, num_features: int, layer_scale: bool = True, alpha: float = 0.9,
                  warmup_iters: int | float = 4000, eps: float = 1e-5):
-        super().__init__(
-            num_features, forward_average='earlier_ema', backward_average='nu', backward_momentum=False,
-            outlier_filter=False, alpha=alpha, warmup_iters=warmup_iters, eps=eps)
+        super().__init__(num_features, alpha, warmup_iters, eps, has_psi=True)
         self.layer_scale = layer_scale
         if layer_scale:
             self.fold_obstacle = 'divides every token by its own root mean square at inference'
 
-    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-        return super()._normalize(self.statistics_input(x), pad_mask)
+    def average(self, s: Tensor, averaged: Tensor, tokens: int | Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The running statistic before this step."""
+        var_hat = torch.where(averaged, self.running_var, s)
+        self._update_running_var(s)
+        return var_hat, averaged, None
+
+    def average_gradient(self, g: Tensor, step: Step) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """`nu` before this step."""
+        nu = finite_or(power_norm_nu(self.psi, step.s * step.rstd.square(), g, self.alpha), self.psi)
+        return torch.where(step.averaged, self.psi, g), nu, None
 
     def statistics_input(self, x: Tensor) -> Tensor:
         """The tokens, with `layer_scale` each divided by its root mean square."""

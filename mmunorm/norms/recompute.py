@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..compat import in_backward_pass, is_compiling
 
-# Steps that are kept at most.
+# The most steps that one norm keeps.
 _MAX_PENDING = 64
 # A step without a graph is given up after so many later ones had their backward passes.
 _PATIENCE = 8
@@ -20,9 +20,9 @@ _PATIENCE = 8
 class Step(NamedTuple):
     """What the forward pass of one training step measured and decided; None if the norm does not need it."""
     rstd: Tensor  # (C,) 1 / sqrt(var_hat + eps)
-    averaged: Tensor | bool  # () bool: after the warm-up, and no outlier
-    outlier: Tensor | bool | None = None  # () bool: the step ignores all averages
-    s: Tensor | None = None  # (C,) the statistic, finite; of PowerNorm
+    averaged: Tensor  # () bool: after the warm-up, and no outlier
+    outlier: Tensor | None = None  # () bool: the step ignores all averages
+    s: Tensor | None = None  # (C,) the statistic, finite
     mean: Tensor | None = None  # (C,) mu_hat; of a centered norm
     share: Tensor | None = None  # () this process's share of all tokens; of a synchronized norm
     t: Tensor | None = None  # () number of the step, from 1; of PRepBN
@@ -47,7 +47,7 @@ class _Pending:
 
 
 class PendingSteps:
-    """The steps of one norm whose backward pass may still come, oldest first; a forward pass forgets the others."""
+    """The steps of one norm whose backward pass may still come, oldest first; a forward pass drops the others."""
 
     def __init__(self):
         self._pending: list[_Pending] = []
@@ -64,7 +64,7 @@ class PendingSteps:
         if self._pending and in_backward_pass():
             return self._recall(measure)
         step = new()
-        self._forget()
+        self._drop_finished()
         self._pending.append(_Pending(step))
         return step
 
@@ -79,30 +79,30 @@ class PendingSteps:
 
     def note_backward_pass(self, step: Step) -> None:
         """Notes the backward pass of a step that :meth:`step` returned."""
-        pending = None if is_compiling() else next((each for each in self._pending if each.step is step), None)
+        pending = None if is_compiling() else next((other for other in self._pending if other.step is step), None)
         if pending is not None:
             pending.done = True
 
-    def _forget(self) -> None:
+    def _drop_finished(self) -> None:
         """Drops the steps whose backward pass cannot come any more."""
         if not self._recalls and all(pending.done for pending in self._pending):  # as in most trainings
             self._pending.clear()
             return
-        unnamed = [pending for pending in self._pending if pending.graph is None and not pending.done]
-        if unnamed and self._recalls >= len(self._pending):
-            for pending in unnamed:
+        without_graph = [pending for pending in self._pending if pending.graph is None and not pending.done]
+        if without_graph and self._recalls >= len(self._pending):
+            for pending in without_graph:
                 pending.done = True
-        elif unnamed and self._recalls:  # synchronizes, but is rare: a pipeline, or passes without backward
+        elif without_graph and self._recalls:  # synchronizes, but is rare: a pipeline, or passes without backward
             for pending, times in zip(self._pending, self._recalled.tolist(), strict=False):
                 pending.done |= times > 0
         later = 0
         for pending in reversed(self._pending):
             pending.overtaken += later
             later += pending.done
-        left = [pending for pending in self._pending if pending.waits()][1 - _MAX_PENDING:]
-        if len(left) < len(self._pending):
+        waiting = [pending for pending in self._pending if pending.waits()][1 - _MAX_PENDING:]
+        if len(waiting) < len(self._pending):
             self._recalled, self._recalls = None, 0
-        self._pending = left
+        self._pending = waiting
 
     def _recall(self, measure: Callable[[], Tensor]) -> Step:
         """The step that measured the same; of several, the newest among the least often recalled.
@@ -131,8 +131,8 @@ class PendingSteps:
                       for values in zip(*steps, strict=True)))
 
 
-# A compiled backward pass may compute a value again, from a buffer that the forward pass has changed since. The
-# result of an opaque operator is stored instead. (torch.library.custom_op takes twice as long a call.)
+# A compiled backward pass may compute a value again, from a buffer that the forward pass has changed since. So compiled
+# code stores the result of an opaque operator. (torch.library.custom_op takes twice as long a call.)
 _OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
 _OPERATORS.define('keep_for_backward(Tensor values) -> Tensor')
 
@@ -153,7 +153,7 @@ def _shape_of_kept(values: Tensor) -> Tensor:
 
 
 def _keep(step: Step) -> Step:
-    """The same values, which no compiler computes again."""
+    """The values of a step as results of the opaque operator."""
     kept = [value for value in step if value is not None]
     packed = torch.cat([value.to(step.rstd.dtype).flatten() for value in kept])  # in one operation
     parts = iter(torch.ops.mmunorm.keep_for_backward(packed).split([value.numel() for value in kept]))

@@ -42,7 +42,7 @@ class PRepBN(RepBN):
         alpha, eps: as :class:`TokenBN`'s, with its defaults; `eps` is also LayerNorm's.
     """
 
-    blends_another = True
+    mixes_layer_norm = True
 
     def __init__(self, num_features: int, steps: int, alpha: float = 0.9, eps: float = 1e-5):
         super().__init__(num_features, alpha=alpha, eps=eps)
@@ -55,35 +55,35 @@ class PRepBN(RepBN):
     @property
     def fold_obstacle(self) -> str:
         """Why the norm cannot be folded yet, or ''. Synchronizes with the device."""
-        seen = int(self.num_batches_tracked)
-        if seen >= self.steps:
+        done = int(self.num_batches_tracked)
+        if done >= self.steps:
             return ''
-        return f'blends LayerNorm in until {self.steps} training steps are done, and has done {seen}'
+        return f'blends LayerNorm in until {self.steps} training steps are done, and has done {done}'
 
     def start_run(self, resumed: bool, steps: int) -> str:
         """Returns a warning if lambda will not reach 0. Every run continues from the step count."""
-        left = self.steps - int(self.num_batches_tracked)
-        if left <= steps:
+        remaining = self.steps - int(self.num_batches_tracked)
+        if remaining <= steps:
             return ''
-        return (f'PRepBN still blends LayerNorm in when this run ends, and cannot be folded then: it needs {left} '
+        return (f'PRepBN still blends LayerNorm in when this run ends, and cannot be folded then: it needs {remaining} '
                 f'more training steps, and the run has {steps}. Set fewer steps in norm_cfg.')
 
     def train(self, mode: bool = True) -> PRepBN:
         """As torch's; a change of the mode checks how many steps are done, which synchronizes with the device."""
         if mode != self.training:
-            self._look()
+            self._check_faded()
         return super().train(mode)
 
     def restart_warmup(self) -> None:
         """Restarts at step 1, with lambda = 1."""
         super().restart_warmup()
-        self._look()
+        self._check_faded()
 
-    def _look(self) -> None:
+    def _check_faded(self) -> None:
         self._has_faded = int(self.num_batches_tracked) >= self.steps
 
-    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-        y = super()._normalize(x, pad_mask)
+    def _normalize_tokens(self, x: Tensor, valid: Tensor | None) -> Tensor:
+        y = super()._normalize_tokens(x, valid)
         if self.training or self._has_faded:
             return y
         return self._blend(x, y, self.num_batches_tracked)
@@ -106,7 +106,7 @@ class PRepBN(RepBN):
                 state_dict.setdefault(f'{prefix}ln_{name}', state_dict[prefix + name])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.lacks_statistics = False  # it starts as LayerNorm, and measures while that fades
-        self._look()
+        self._check_faded()
 
     def extra_repr(self) -> str:
         return f'{super().extra_repr()}, steps={self.steps}'

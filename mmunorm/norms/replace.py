@@ -53,21 +53,21 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     check_replaceable(old)
     # One new norm for each old one, also where that is used under several names.
     new = {norm: with_fused_parts(build_like(norm_cfg, norm, model), norm) for norm in old.values()}
-    for norm, whole in new.items():
-        _share(norm, whole.norm if isinstance(whole, nn.Sequential) else whole)
+    for norm, replacement in new.items():
+        _share_parameters(norm, replacement.norm if isinstance(replacement, nn.Sequential) else replacement)
     if '' in old:
         return new[model]
-    leave_fast_path(model, list(old))
-    put(model, {name: new[norm] for name, norm in old.items()})
+    disable_fast_path(model, list(old))
+    set_submodules(model, {name: new[norm] for name, norm in old.items()})
     return model
 
 
-def _share(old: nn.Module, new: nn.Module) -> None:
+def _share_parameters(old: nn.Module, new: nn.Module) -> None:
     """Gives a norm the parameters of the old one themselves: another layer or an optimizer may have them, too."""
     for name in ('weight', 'bias'):
-        mine, theirs = getattr(old, name, None), getattr(new, name, None)
-        if isinstance(mine, nn.Parameter) and isinstance(theirs, nn.Parameter) and mine.shape == theirs.shape:
-            setattr(new, name, mine.requires_grad_(theirs.requires_grad))
+        value, built = getattr(old, name, None), getattr(new, name, None)
+        if isinstance(value, nn.Parameter) and isinstance(built, nn.Parameter) and value.shape == built.shape:
+            setattr(new, name, value.requires_grad_(built.requires_grad))
 
 
 def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
@@ -77,7 +77,7 @@ def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def no_layer_norms(model: nn.Module) -> str:
-    """What is said of a model without LayerNorms: the norms that it has, or that there is none."""
+    """Describes a model without LayerNorms for an error: the norms that it has, or that there is none."""
     if kinds := Counter(type(norm).__name__ for norm in model.modules() if isinstance(norm, Norm)):
         counts = ', '.join(f'{count} {kind}' for kind, count in kinds.items())
         return f'has no LayerNorm or RMSNorm: its norms are {counts}'
@@ -121,12 +121,12 @@ def with_fused_parts(new: nn.Module, old: nn.Module) -> nn.Module:
     parts = dict(old.named_children())
     if not parts:
         return new
-    whole = nn.Sequential(OrderedDict(norm=new, **parts))
-    whole.training = new.training  # each part keeps its mode: `new` may not update its statistics
-    return whole
+    sequence = nn.Sequential(OrderedDict(norm=new, **parts))
+    sequence.training = new.training  # each part keeps its mode: `new` may not update its statistics
+    return sequence
 
 
-def leave_fast_path(model: nn.Module, names: list[str], quiet: bool = False) -> list[tuple[nn.Module, str, object]]:
+def disable_fast_path(model: nn.Module, names: list[str], quiet: bool = False) -> list[tuple[nn.Module, str, object]]:
     """Makes the `nn.TransformerEncoderLayer`s that hold these norms call them in eval mode, too, in place.
 
     torch's fast path reads the weights of the norms and computes LayerNorm itself. It is disabled for these layers and
@@ -147,7 +147,7 @@ def leave_fast_path(model: nn.Module, names: list[str], quiet: bool = False) -> 
     return changes
 
 
-def put(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
+def set_submodules(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
     """Sets modules of a model by full name, in place."""
     for name, norm in norms.items():
         parent, _, child = name.rpartition('.')
@@ -159,7 +159,7 @@ def replace_modules(model: nn.Module, is_old: Callable[[nn.Module], bool],
                     new: Callable[[nn.Module], nn.Module]) -> nn.Module:
     """Replaces each module that `is_old` selects by what `new` returns for it, in place; returns the model."""
     parts = {name: new(part) for name, part in model.named_modules(remove_duplicate=False) if name and is_old(part)}
-    put(model, dict(reversed(parts.items())))  # the innermost first
+    set_submodules(model, dict(reversed(parts.items())))  # the innermost first
     return model
 
 
@@ -175,15 +175,15 @@ def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
     if is_channels_first(old):
         new = for_maps(new)
     # A LayerNorm without scale and shift has no device or dtype of its own: then the model's.
-    like = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
-    if like is not None:
-        new.to(like)
+    reference = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
+    if reference is not None:
+        new.to(reference)
     for name in ('weight', 'bias'):
         value = getattr(old, name, None)
         for parameter in (getattr(new, name, None), getattr(new, f'ln_{name}', None)):  # the second: PRepBN's
             if value is not None and parameter is not None:
                 parameter.copy_(value).requires_grad_(value.requires_grad)
-    learns = [parameter.requires_grad for parameter in old.parameters()]
-    if not requires_grad or learns and not any(learns):
+    trainable = [parameter.requires_grad for parameter in old.parameters()]
+    if not requires_grad or trainable and not any(trainable):
         new.requires_grad_(False)  # `eta`, too
     return new.train(old.training)

@@ -27,7 +27,7 @@ class RMSN(Norm):
         self.eps = check_eps(eps)
         self.weight = nn.Parameter(torch.ones(num_features))
 
-    def _normalize(self, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+    def _normalize(self, x: Tensor) -> Tensor:
         return divide_by_rms(x, self.eps, self.weight)
 
     def extra_repr(self) -> str:

@@ -45,18 +45,18 @@ def merge_forward(ranks: Ranks | None, measured: Tensor, x: Tensor,
     tokens = num_tokens(x) if valid is None else valid.sum(dtype=measured.dtype)
     if not is_synchronized(ranks):
         return measured, tokens, None
-    own = tokens if isinstance(tokens, Tensor) else measured.new_full((), tokens)
+    local = tokens if isinstance(tokens, Tensor) else measured.new_full((), tokens)
     # Second moments about 0, in float64: cancellation costs less than the rounding of float32 input.
     moments = measured
     if centered := len(measured) == 2:
         var, mean = measured.double()
         moments = torch.stack([var + mean.square(), mean])
-    total = ranks.sum(torch.cat([moments.flatten(), moments.new_ones(1)]), own)
+    total = ranks.sum(torch.cat([moments.flatten(), moments.new_ones(1)]), local)
     moments, tokens = total[:-1].view_as(moments) / total[-1], total[-1].to(measured)
     if centered:
         square, mean = moments
         moments = torch.stack([(square - mean.square()).clamp(min=0), mean])
-    return moments.to(measured), tokens, own / tokens
+    return moments.to(measured), tokens, local / tokens
 
 
 def merge_backward(ranks: Ranks | None, share: Tensor | None, g: Tensor, g_mean: Tensor | None,

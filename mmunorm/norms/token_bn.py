@@ -1,7 +1,10 @@
 """BatchNorm over tokens (Ioffe and Szegedy, ICML 2015)."""
 from __future__ import annotations
 
+from torch import Tensor
+
 from ..registry import MODELS
+from .averages import bessel_correction, finite_or
 from .un import OfflineNorm
 
 
@@ -19,9 +22,10 @@ class TokenBN(OfflineNorm):
         eps (float): added to the variance. Defaults to 1e-5.
     """
 
-    keeps_unbiased = True
-
     def __init__(self, num_features: int, alpha: float = 0.9, eps: float = 1e-5):
-        super().__init__(
-            num_features, forward_average='current', backward_average='current', backward_momentum=False,
-            centered=True, outlier_filter=False, alpha=alpha, warmup_iters=None, eps=eps)
+        super().__init__(num_features, alpha, None, eps, centered=True)
+
+    def average(self, s: Tensor, averaged: Tensor, tokens: int | Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The statistics of this step; as in torch's BatchNorm, the running variance is the unbiased one."""
+        self._update_running_var(finite_or(s * bessel_correction(tokens), self.running_var))
+        return s, averaged, None

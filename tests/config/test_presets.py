@@ -11,8 +11,8 @@ from mmunorm.utils import PreflightError
     ('BN', 'BN', dict(type='TokenBN')),
     ('PN*', 'PN*', dict(type='PN', layer_scale=False)),
     ('UN-nofilter', 'UN-nofilter', dict(type='UN', outlier_filter=False)),
-    ('big=UN,window=(2,8),alpha=0.5,outlier_variance=channel', 'big',
-     dict(type='UN', window=(2, 8), alpha=0.5, outlier_variance='channel'))])
+    ('big=UN,window=(2,8),alpha=0.5,forward_average=current', 'big',
+     dict(type='UN', window=(2, 8), alpha=0.5, forward_average='current'))])
 def test_parse_preset(text, name, norm_cfg):
     assert parse_preset(text) == (name, norm_cfg)
 

@@ -1,32 +1,75 @@
 """Norms, inputs and checks that several tests of norms share."""
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmunorm.norms import MABN, PN, RMSN, UN, Derf, DyT, NoNorm, PRepBN, RepBN, TokenBN
+from mmunorm.norms import MABN, PN, RMSN, UN, Derf, DyT, NoNorm, Norm, OfflineNorm, PRepBN, RepBN, TokenBN
 
 from . import reference_family as ref
 from .reference_un import ReferenceUN
 
+AFFINE = {'weight', 'bias'}
+RUNNING = AFFINE | {'running_var', 'num_batches_tracked'}
+UN_STATE = RUNNING | {'activation_record', 'gradient_record', 'psi', 'num_outliers'}
+MOVED = {'running_mean', 'eta'}
+
+
+def un(norm, weight, bias, eta=None):
+    """UN or MABN in numpy."""
+    if isinstance(norm, MABN):
+        return ReferenceUN(weight, bias, norm.window, norm.alpha, norm.warmup_iters, False, norm.eps, 'ema',
+                           backward_momentum=False)
+    return ReferenceUN(
+        weight, bias, norm.window, norm.alpha, norm.warmup_iters, norm.outlier_filter, norm.eps, norm.forward_average,
+        norm.backward_average, norm.backward_momentum, norm.centered, eta)
+
+
+def pn(norm, weight, bias):
+    return ref.ReferencePN(weight, bias, norm.layer_scale, norm.alpha, norm.warmup_iters)
+
+
+def bn(norm, weight, bias, eta=None):
+    return ref.ReferenceBN(weight, bias, eta)
+
+
+def prep_bn(norm, weight, bias, eta, ln_weight, ln_bias):
+    layer_norm = ref.ReferenceFormula(ref.ln, ln_weight=ln_weight, ln_bias=ln_bias)
+    return ref.ReferencePRepBN(ref.ReferenceBN(weight, bias, eta), layer_norm, norm.steps)
+
+
+def formula(function):
+    return lambda norm, **parameters: ref.ReferenceFormula(function, **parameters)
+
+
+class Case(NamedTuple):
+    """A norm to test: how to build it for C channels, its reference in numpy, and the names in its state_dict."""
+    build: Callable[[int], Norm]
+    reference: Callable
+    state: set[str]
+
+
 # With warm-ups that end soon, so that a short test sees both sides of them.
 NORMS = {
-    'UN': lambda c: UN(c, warmup_iters=6),
-    'UN centered': lambda c: UN(c, warmup_iters=6, centered=True, eta=0.),
-    'UN frozen': lambda c: UN(c, warmup_iters=6, centered='frozen', eta=0.),
-    'MABN': lambda c: MABN(c, window=5, alpha=0.9, warmup_iters=6),
-    'PN': lambda c: PN(c, warmup_iters=6),
-    'PN*': lambda c: PN(c, layer_scale=False, warmup_iters=6),
-    'TokenBN': TokenBN,
-    'RepBN': RepBN,
-    'PRepBN': lambda c: PRepBN(c, steps=12),
-    'RMSN': RMSN,
-    'DyT': DyT,
-    'Derf': Derf,
-    'NoNorm': NoNorm,
-    'NoNorm affine': lambda c: NoNorm(c, affine=True),
+    'UN': Case(lambda c: UN(c, warmup_iters=6), un, UN_STATE),
+    'UN centered': Case(lambda c: UN(c, warmup_iters=6, centered=True, eta=0.), un, UN_STATE | MOVED),
+    'UN frozen': Case(lambda c: UN(c, warmup_iters=6, centered='frozen', eta=0.), un, UN_STATE | MOVED),
+    'MABN': Case(lambda c: MABN(c, window=5, alpha=0.9, warmup_iters=6), un, RUNNING | {'gradient_record', 'psi'}),
+    'PN': Case(lambda c: PN(c, warmup_iters=6), pn, RUNNING | {'psi'}),
+    'PN*': Case(lambda c: PN(c, layer_scale=False, warmup_iters=6), pn, RUNNING | {'psi'}),
+    'TokenBN': Case(TokenBN, bn, RUNNING | {'running_mean'}),
+    'RepBN': Case(RepBN, bn, RUNNING | MOVED),
+    'PRepBN': Case(lambda c: PRepBN(c, steps=12), prep_bn, RUNNING | MOVED | {'ln_weight', 'ln_bias'}),
+    'RMSN': Case(RMSN, formula(ref.rmsn), {'weight'}),
+    'DyT': Case(DyT, formula(ref.dyt), AFFINE | {'alpha'}),
+    'Derf': Case(Derf, formula(ref.derf), AFFINE | {'alpha', 'shift'}),
+    'NoNorm': Case(NoNorm, formula(ref.affine), set()),
+    'NoNorm affine': Case(lambda c: NoNorm(c, affine=True), formula(ref.affine), AFFINE),
 }
-OFFLINE = [name for name in NORMS if name not in ('RMSN', 'DyT', 'Derf', 'NoNorm', 'NoNorm affine')]
+OFFLINE = [name for name, case in NORMS.items() if isinstance(case.build(1), OfflineNorm)]
 
 every_norm = pytest.mark.parametrize('name', NORMS)
 every_offline_norm = pytest.mark.parametrize('name', OFFLINE)
@@ -34,7 +77,7 @@ every_offline_norm = pytest.mark.parametrize('name', OFFLINE)
 
 def build(name, channels=6, seed=0):
     """The norm with random parameters of both signs."""
-    norm = NORMS[name](channels)
+    norm = NORMS[name].build(channels)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in norm.parameters():
@@ -55,29 +98,10 @@ def random_affine(norm, seed=0):
     return norm
 
 
-def reference_of(norm):
-    """The norm in numpy, with its parameters, before its first step."""
-    p = {key: value.detach().double().numpy() for key, value in norm.named_parameters()}
-    affine = p.get('weight'), p.get('bias')
-    if isinstance(norm, (UN, MABN)):
-        return ReferenceUN(
-            *affine, norm.window, norm.alpha, norm.warmup_iters, norm.outlier_filter,
-            norm.outlier_variance == 'channel', norm.eps, norm.forward_average, norm.backward_average,
-            norm.backward_momentum, norm.centered, p.get('eta'))
-    if isinstance(norm, PN):
-        return ref.ReferencePN(*affine, norm.layer_scale, norm.alpha, norm.warmup_iters)
-    if isinstance(norm, PRepBN):
-        layer_norm = ref.ReferenceFormula(ref.ln, ln_weight=p['ln_weight'], ln_bias=p['ln_bias'])
-        return ref.ReferencePRepBN(ref.ReferenceBN(*affine, p['eta']), layer_norm, norm.steps)
-    if isinstance(norm, TokenBN):  # RepBN too
-        return ref.ReferenceBN(*affine, p.get('eta'))
-    formulas = {RMSN: ref.rmsn, DyT: ref.dyt, Derf: ref.derf, NoNorm: ref.affine}
-    return ref.ReferenceFormula(formulas[type(norm)], **p)
-
-
-def assert_equals_reference(norm, steps, masked, rtol, atol, shift=0.):
-    """Outputs, gradients and state of every step; the reference after the last."""
-    expected, tol = reference_of(norm), dict(rtol=rtol, atol=atol)
+def assert_equals_reference(norm, reference, steps, masked, rtol, atol, shift=0.):
+    """Outputs, gradients and state of every step; returns the reference after the last."""
+    expected = reference(norm, **{key: value.detach().double().numpy() for key, value in norm.named_parameters()})
+    tol = dict(rtol=rtol, atol=atol)
     rng, dtype = np.random.default_rng(5), next((p.dtype for p in norm.parameters()), torch.float64)
     for t, x, dy in sequence(steps, 6, tokens=24):
         x = x + shift * (1 + 0.01 * t)
@@ -109,7 +133,7 @@ def sequence(steps, channels, seed=0, outlier_every=17, outlier_scale=30., token
 
 def train_step(norm, x, dy, *mask):
     """Output, and gradients of the input and the parameters; `x` and `dy` may be of numpy, which is then float32."""
-    x, dy = (torch.from_numpy(each).float() if isinstance(each, np.ndarray) else each for each in (x, dy))
+    x, dy = (torch.from_numpy(value).float() if isinstance(value, np.ndarray) else value for value in (x, dy))
     tx = x.detach().clone().requires_grad_()
     norm.zero_grad()
     y = norm(tx, *mask)

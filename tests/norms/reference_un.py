@@ -8,11 +8,11 @@ import numpy as np
 class ReferenceUN:
 
     def __init__(self, gamma, beta, window=(4, 4), alpha=0.9, warmup_iters=4000, outlier_filter=True,
-                 per_channel=False, eps=1e-5, forward_average='gm', backward_average='am',
+                 eps=1e-5, forward_average='gm', backward_average='am',
                  backward_momentum=True, centered=False, eta=None):
         self.m_forward, self.m_backward = window
         self.alpha, self.warmup_iters, self.eps = alpha, warmup_iters, eps
-        self.outlier_filter, self.per_channel = outlier_filter, per_channel
+        self.outlier_filter = outlier_filter
         self.forward_average, self.backward_average = forward_average, backward_average
         self.backward_momentum = backward_momentum
         self.centered, self.eta = centered, eta
@@ -37,11 +37,10 @@ class ReferenceUN:
             omega = np.array(self.activations[-self.m_forward:] + [s])[-self.m_forward:]
             am, gm = omega.mean(0), np.prod(omega, axis=0) ** (1 / self.m_forward)
             roots = np.sqrt(before)
-            v = roots.var(axis=0, ddof=1) if self.per_channel else roots.var(ddof=1)
             if self.outlier_filter:
-                self.outlier = bool(np.any(am - gm > self.m_forward * v)) and self.m_forward > 1
+                self.outlier = bool(np.any(am - gm > self.m_forward * roots.var(ddof=1))) and self.m_forward > 1
             ema = self.alpha * self.running_var + (1 - self.alpha) * s
-            var_hat = s if self.outlier else dict(gm=gm, am=am, ema=ema, current=s)[self.forward_average]
+            var_hat = s if self.outlier else dict(gm=gm, ema=ema, current=s)[self.forward_average]
         self.activations.append(self.running_var if self.outlier else s)
         self.num_outliers += self.outlier
         self.sigma = np.sqrt(var_hat + self.eps)

@@ -122,7 +122,7 @@ def test_a_checkpoint_in_half_precision(name, assign):
 def test_statistics_of_a_norm_that_is_built_in_half_precision(name):
     torch.set_default_dtype(torch.float16)
     try:
-        norm = NORMS[name](6)
+        norm = NORMS[name].build(6)
     finally:
         torch.set_default_dtype(torch.float32)
     assert norm.weight.dtype == torch.float16 and norm.running_var.dtype == torch.float32

@@ -33,7 +33,7 @@ def test_where_the_channels_are():
     for norm in (nn.BatchNorm2d(4), nn.BatchNorm1d(4), nn.GroupNorm(2, 4), UN2d(4),
                  MODELS.build(dict(type='mmpretrain.LN2d', num_channels=4))):
         assert is_channels_first(norm) and num_channels(norm) == 4
-    for norm in (*(each(4) for each in ONLINE_NORMS if each is not nn.GroupNorm), UN(4)):
+    for norm in (*(cls(4) for cls in ONLINE_NORMS if cls is not nn.GroupNorm), UN(4)):
         assert not is_channels_first(norm) and num_channels(norm) == 4
     assert num_channels(nn.LayerNorm((4, 4))) is None
 

@@ -179,7 +179,7 @@ def test_compiled_as_one_graph():
 def small(rank):
     """Statistics with a small variance beside a large mean, and the steps of a norm in a group of its own."""
     x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)) + 1e4
-    norm = convert_sync(NORMS['TokenBN'](4))
+    norm = convert_sync(NORMS['TokenBN'].build(4))
     norm(x[rank * 700:700 + rank * 1300])
     groups = [torch.distributed.new_group([0]), torch.distributed.new_group([1])]
     alone = copy.deepcopy(convert_sync(UN(CHANNELS), groups[rank]))
@@ -199,12 +199,12 @@ def test_a_small_variance_beside_a_large_mean_and_a_process_group():
 def test_without_a_process_group_it_is_un():
     norm, sync = build('UN').double(), SyncUN(CHANNELS, warmup_iters=6).double()
     sync.load_state_dict(norm.state_dict())
-    a, b = (train(each, lambda t: slice(None)) for each in (norm, sync))
+    a, b = (train(layer, lambda t: slice(None)) for layer in (norm, sync))
     assert all(torch.equal(one['dx'], other['dx']) for one, other in zip(a, b, strict=True))
 
 
 def test_convert_and_revert():
-    model = nn.Sequential(UN(4), nn.LayerNorm(4), nn.Sequential(UN2d(4), SyncUN(4)), NORMS['RMSN'](4))
+    model = nn.Sequential(UN(4), nn.LayerNorm(4), nn.Sequential(UN2d(4), SyncUN(4)), NORMS['RMSN'].build(4))
     assert [norm.ranks is not None for norm in (model[0], *model[2])] == [False, False, True]
     assert convert_sync(model) is model
     assert all(norm.ranks is not None for norm in (model[0], *model[2]))

@@ -5,8 +5,7 @@ kernels do not support: float64, strided or empty input, and averages other than
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, wraps
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ...compat import is_compiling
-from . import host, reference
-from .reference import count_tokens, num_tokens, statistics_dtype
+from . import reference
+from .reference import count_tokens, num_tokens, statistics_dtype, variance_and_mean
 
 # Triton unrolls its loops over the steps of a record.
 _LONGEST_RECORD = 32
@@ -23,50 +22,45 @@ _LONGEST_RECORD = 32
 
 @cache
 def triton_kernels() -> ModuleType | None:
-    """Triton's kernels, imported on the first use of a GPU; None if Triton is not installed."""
+    """The module of the Triton kernels, imported on the first use of a GPU; None if Triton is not installed."""
     try:
         return import_module('.triton', __name__)
     except ImportError:
         return None
 
 
-def for_averages(record: Tensor) -> ModuleType | None:
-    """What computes UN's own averages on the device of this record `(M, C)`; None for plain torch."""
-    if is_compiling():
-        return None
-    if type(record) is Tensor and record.device.type == 'cpu':
-        return host
-    if len(record) > _LONGEST_RECORD or not (record.is_cuda and record.dtype == torch.float32):
+def triton_for(*tokens: Tensor) -> ModuleType | None:
+    """The Triton kernels, if they support these inputs `(..., C)`; None for plain torch."""
+    if is_compiling() or not all(x.is_cuda and x.dtype != torch.float64 and x.numel() and x.is_contiguous()
+                                 for x in tokens):
         return None
     return triton_kernels()
 
 
-def _pass(plain: Callable, inputs: int = 1) -> Callable:
-    """A pass over tokens: in Triton if that supports the first arguments, `inputs` tensors `(..., C)`; else `plain`."""
-
-    @wraps(plain)
-    def run(*args):
-        tokens = args[:inputs]
-        if (is_compiling() or not tokens[0].is_cuda or tokens[0].dtype == torch.float64 or not tokens[0].numel()
-                or not all(each.is_contiguous() for each in tokens)):
-            return plain(*args)
-        return getattr(triton_kernels() or reference, plain.__name__)(*args)
-
-    return run
+def fused_update(record: Tensor, statistic: Tensor) -> ModuleType | None:
+    """The Triton kernels, if they compute UN's averages over this record `(M, C)`; None for plain torch."""
+    if (is_compiling() or not record.is_cuda or len(record) > _LONGEST_RECORD
+            or not record.dtype == statistic.dtype == torch.float32):
+        return None
+    return triton_kernels()
 
 
-square_sum = _pass(reference.square_sum)
 def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
-    """`s = mean over the valid tokens of x^2`, `(C,)`."""
-    return square_sum(x, valid) / count_tokens(x, valid)
+    """See :func:`.reference.second_moment`."""
+    return (triton_for(x) or reference).second_moment(x, valid)
 
 
-variance_and_mean = _pass(reference.variance_and_mean)
-affine = _pass(reference.affine)
-gradient_sums = _pass(reference.gradient_sums, inputs=2)
-input_gradient = _pass(reference.input_gradient, inputs=2)
+def gradient_sums(dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor | None = None,
+                  valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See :func:`.reference.gradient_sums`."""
+    return (triton_for(dy, x) or reference).gradient_sums(dy, x, rstd, mean, valid)
 
-__all__ = [
-    'affine', 'count_tokens', 'gradient_sums', 'input_gradient', 'num_tokens', 'for_averages', 'second_moment',
-    'square_sum', 'statistics_dtype', 'variance_and_mean'
-]
+
+def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, psi: Tensor, rstd: Tensor, constant: Tensor | None = None,
+                   valid: Tensor | None = None) -> Tensor:
+    """See :func:`.reference.input_gradient`."""
+    return (triton_for(dy, x) or reference).input_gradient(dy, x, direct, psi, rstd, constant, valid)
+
+
+__all__ = ['count_tokens', 'fused_update', 'gradient_sums', 'input_gradient', 'num_tokens', 'second_moment',
+           'statistics_dtype', 'triton_for', 'triton_kernels', 'variance_and_mean']

@@ -49,10 +49,10 @@ def _mean_over_tokens(values: Tensor, valid: Tensor | None) -> Tensor:
     return _sum_over_tokens(_over_valid(values, valid)) / count_tokens(values, valid)
 
 
-def square_sum(x: Tensor, valid: Tensor | None = None) -> Tensor:
-    """The sum of x^2 over the valid tokens, `(C,)`."""
+def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    """`s`, the mean of x^2 over the valid tokens, `(C,)`."""
     x = _to(x, statistics_dtype(x.dtype))
-    return _sum_over_tokens(_over_valid(x * x, valid))
+    return _mean_over_tokens(x * x, valid)
 
 
 def variance_and_mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -65,28 +65,28 @@ def variance_and_mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, T
     return _mean_over_tokens((x - mean).square(), valid), mean
 
 
-def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """`scale * x + shift`, computed in the dtype of the statistics and rounded once to `x.dtype`."""
-    return _to(torch.addcmul(shift, x, scale), x.dtype)
-
-
-def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor | None = None,
+def gradient_sums(dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor | None = None,
                   valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sums of `dy * (x - mean)` and `dy` over all tokens, and both over the valid ones; `(C,)` each.
+    """The sums of `dy * z` and `dy` over all tokens, and the means of both over the valid ones; `(C,)` each.
 
-    Without `mean`, it is 0.
+    `z = (x - mean) * rstd`; without `mean`, it is 0.
     """
     dy = _to(dy, statistics_dtype(x.dtype))
     products = dy * (x if mean is None else x - mean)
-    sums = _sum_over_tokens(products), _sum_over_tokens(dy)
+    sums = rstd * _sum_over_tokens(products), _sum_over_tokens(dy)
     if valid is None:
-        return *sums, *sums
-    return *sums, _sum_over_tokens(_over_valid(products, valid)), _sum_over_tokens(_over_valid(dy, valid))
+        count = num_tokens(x)
+        return *sums, sums[0] / count, sums[1] / count
+    return *sums, rstd * _mean_over_tokens(products, valid), _mean_over_tokens(dy, valid)
 
 
-def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, slope: Tensor, constant: Tensor | None = None,
+def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, psi: Tensor, rstd: Tensor, constant: Tensor | None = None,
                    valid: Tensor | None = None) -> Tensor:
-    """`dx = direct * dy - slope * x + constant` (Eq. 9), `direct * dy` where a token is padding; None is 0."""
+    """`dx = direct * dy - psi * rstd^2 * x + constant` (Eq. 9), `direct * dy` where a token is padding.
+
+    Without `constant`, it is 0.
+    """
+    slope = psi * rstd.square()
     if constant is None and valid is None:
         return _to((dy * direct).addcmul_(x, slope, value=-1), x.dtype)
     through_statistics = x * -slope if constant is None else torch.addcmul(constant, x, slope, value=-1)

@@ -19,32 +19,27 @@ from torch.autograd.graph import increment_version
 
 from . import reference
 
-variance_and_mean = reference.variance_and_mean
-
 # Elements of a tile, and how many programs a reduction is spread over.
 _TILE = 4096
 _PROGRAMS = 1024
 
 
-def square_sum(x: Tensor, valid: Tensor | None = None) -> Tensor:
-    return _sum_products(x, None, None, valid)[-2]
+def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
+    return _sum_products(x, None, None, None, valid)[2]
 
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    if torch.is_grad_enabled():  # the reference is differentiable
-        return reference.affine(x, scale, shift)
-    return _map_tokens(x, scale, shift, None, None, None)
+    return _map_tokens(x, scale, shift, None, None, None, None)
 
 
-def gradient_sums(dy: Tensor, x: Tensor, mean: Tensor | None = None,
-                  valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    sums = _sum_products(x, dy, mean, valid)
-    return sums[0], sums[1], sums[-2], sums[-1]
+def gradient_sums(dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor | None = None,
+                  valid: Tensor | None = None) -> tuple[Tensor, ...]:
+    return _sum_products(x, dy, rstd, mean, valid).unbind()
 
 
-def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, slope: Tensor, constant: Tensor | None = None,
+def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, psi: Tensor, rstd: Tensor, constant: Tensor | None = None,
                    valid: Tensor | None = None) -> Tensor:
-    return _map_tokens(x, slope, constant, dy, direct, valid)
+    return _map_tokens(x, psi, constant, rstd, dy, direct, valid)
 
 
 def _blocks(channels: int) -> dict[str, int]:
@@ -60,19 +55,20 @@ def _on(x: Tensor):
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
-def _map_tokens(x: Tensor, slope: Tensor, constant: Tensor | None, dy: Tensor | None, direct: Tensor | None,
-                valid: Tensor | None) -> Tensor:
+def _map_tokens(x: Tensor, slope: Tensor, constant: Tensor | None, rstd: Tensor | None, dy: Tensor | None,
+                direct: Tensor | None, valid: Tensor | None) -> Tensor:
     out = torch.empty_like(x)
     tokens, channels = reference.num_tokens(x), x.shape[-1]
     blocks = _blocks(channels)
     grid = (triton.cdiv(tokens, blocks['BLOCK_T']), triton.cdiv(channels, blocks['BLOCK_C']))
     with _on(x):
-        _map[grid](x, slope, constant, dy, direct, _bytes(valid), out, tokens, channels, **blocks)
+        _map[grid](x, slope, constant, rstd, dy, direct, _bytes(valid), out, tokens, channels, **blocks)
     return out
 
 
-def _sum_products(x: Tensor, dy: Tensor | None, mean: Tensor | None, valid: Tensor | None) -> Tensor:
-    """The sums of :func:`_products` over tokens, `(2 or 4, C)`."""
+def _sum_products(x: Tensor, dy: Tensor | None, rstd: Tensor | None, mean: Tensor | None,
+                  valid: Tensor | None) -> Tensor:
+    """The sums of :func:`_products` over all tokens, and their means over the valid ones, `(4, C)`."""
     tokens, channels = reference.num_tokens(x), x.shape[-1]
     blocks = _blocks(channels)
     columns = triton.cdiv(channels, blocks['BLOCK_C'])
@@ -80,15 +76,23 @@ def _sum_products(x: Tensor, dy: Tensor | None, mean: Tensor | None, valid: Tens
     tiles = triton.cdiv(triton.cdiv(tokens, blocks['BLOCK_T']), triton.cdiv(_PROGRAMS, columns))
     rows = tiles * blocks['BLOCK_T']
     programs = triton.cdiv(tokens, rows)
-    partial = torch.empty(programs, 2 if valid is None else 4, channels, dtype=torch.float32, device=x.device)
+    partial = torch.empty(programs, 4, channels, dtype=torch.float32, device=x.device)
     with _on(x):
-        _products[programs, columns](x, dy, mean, _bytes(valid), partial, tokens, rows, channels, **blocks)
-    return partial.sum(dim=0)
+        _products[programs, columns](x, dy, rstd, mean, _bytes(valid), partial, tokens, rows, channels,
+                                     1 / tokens if valid is None else 1., **blocks)
+    sums = partial.sum(dim=0)
+    if valid is not None:
+        sums[2:] /= valid.sum()
+    return sums
 
 
 @triton.jit
-def _products(x, dy, mean, valid, partial, tokens, rows, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
-    """`partial[p]` = sums of `dy * (x - mean)` and `dy`; with `valid` also over valid tokens only. `dy` None is x."""
+def _products(x, dy, rstd, mean, valid, partial, tokens, rows, channels, factor, BLOCK_T: tl.constexpr,
+              BLOCK_C: tl.constexpr):
+    """`partial[p]` = sums of `dy * (x - mean) * rstd` and `dy`; both over valid tokens, times `factor`.
+
+    `dy` None is x, `rstd` None 1.
+    """
     first = tl.program_id(0) * rows
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     center = tl.zeros((BLOCK_C, ), tl.float32)
@@ -113,26 +117,38 @@ def _products(x, dy, mean, valid, partial, tokens, rows, channels, BLOCK_T: tl.c
             counts = tl.load(valid + t, t < tokens, 0)[:, None] != 0
             valid_products += tl.where(counts, product, 0)
             valid_total += tl.where(counts, gradient, 0)
-    if valid is None:
-        out = partial + tl.program_id(0) * 2 * channels + c
-    else:
-        out = partial + tl.program_id(0) * 4 * channels + c
-        tl.store(out + 2 * channels, tl.sum(valid_products, 0), c < channels)
-        tl.store(out + 3 * channels, tl.sum(valid_total, 0), c < channels)
-    tl.store(out, tl.sum(products, 0), c < channels)
-    tl.store(out + channels, tl.sum(total, 0), c < channels)
+    scale = tl.zeros((BLOCK_C, ), tl.float32) + 1
+    if rstd is not None:
+        scale = tl.load(rstd + c, c < channels, 0).to(tl.float32)
+    row = tl.sum(products, 0) * scale
+    row_total = tl.sum(total, 0)
+    valid_row = row
+    valid_row_total = row_total
+    if valid is not None:
+        valid_row = tl.sum(valid_products, 0) * scale
+        valid_row_total = tl.sum(valid_total, 0)
+    out = partial + tl.program_id(0) * 4 * channels + c
+    tl.store(out, row, c < channels)
+    tl.store(out + channels, row_total, c < channels)
+    tl.store(out + 2 * channels, valid_row * factor, c < channels)
+    tl.store(out + 3 * channels, valid_row_total * factor, c < channels)
 
 
 @triton.jit
-def _map(x, slope, constant, dy, direct, valid, out, tokens, channels, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr):
-    """`direct[c] * dy[t, c] + valid[t] * (constant[c] - slope[c] * x[t, c])`; without `dy`, `slope * x + constant`."""
+def _map(x, slope, constant, rstd, dy, direct, valid, out, tokens, channels, BLOCK_T: tl.constexpr,
+         BLOCK_C: tl.constexpr):
+    """`direct[c] * dy[t, c] + valid[t] * (constant[c] - slope[c] * rstd[c]^2 * x[t, c])`.
+
+    Without `dy`, `slope * x + constant`.
+    """
     t = (tl.program_id(0) * BLOCK_T).to(tl.int64) + tl.arange(0, BLOCK_T)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (t < tokens)[:, None] & (c < channels)[None, :]
     place = t[:, None] * channels + c[None, :]
     factor = tl.load(slope + c, c < channels, 0).to(tl.float32)
     if dy is not None:
-        factor = -factor
+        r = tl.load(rstd + c, c < channels, 0).to(tl.float32)
+        factor = -factor * r * r
     result = tl.load(x + place, inside, 0).to(tl.float32) * factor[None, :]
     if constant is not None:
         result += tl.load(constant + c, c < channels, 0)[None, :].to(tl.float32)
@@ -144,44 +160,38 @@ def _map(x, slope, constant, dy, direct, valid, out, tokens, channels, BLOCK_T: 
     tl.store(out + place, result.to(out.dtype.element_ty), inside)
 
 
-def average_activation(total: Tensor, count: int | Tensor, t: Tensor, running_var: Tensor, record: Tensor,
-                       num_outliers: Tensor | None, unsettled: int, alpha: float,
-                       eps: float) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """`OfflineNorm._average_activation` of the statistics `total / count`; it averages after `unsettled` steps.
+def average_activation(statistic: Tensor, t: Tensor, running_var: Tensor, record: Tensor,
+                       num_outliers: Tensor | None, exact_steps: int, alpha: float,
+                       eps: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`UN.average` of the statistic, in one launch; it averages after `exact_steps` steps.
 
-    Returns `1 / sqrt(var_hat + eps)`, `averaged`, `outlier` and the statistics. Updates `t`, `running_var`, `record`,
-    and `num_outliers`, None without the filter.
+    Returns `1 / sqrt(var_hat + eps)`, `averaged` and `outlier`. Updates `t`, `running_var`, `record`, and
+    `num_outliers`, None without the filter.
     """
-    rstd, measured = torch.empty_like(total), torch.empty_like(total)
+    rstd = torch.empty_like(statistic)
     outlier = None if num_outliers is None else torch.empty_like(num_outliers, dtype=torch.bool)
     averaged = torch.empty_like(t, dtype=torch.bool)
-    with _on(total):
+    with _on(statistic):
         _average_activation[(1, )](
-            total, *_number(count), t, running_var, record, num_outliers, rstd, measured, _bytes(outlier),
-            _bytes(averaged), len(total), unsettled, alpha, eps, WINDOW=len(record), **_all_channels(total))
+            statistic, t, running_var, record, num_outliers, rstd, _bytes(outlier), _bytes(averaged), len(statistic),
+            exact_steps, alpha, eps, WINDOW=len(record), **_all_channels(statistic))
     _mark_changed(t, running_var, record, num_outliers)
-    return rstd, averaged, outlier, measured
+    return rstd, averaged, outlier
 
 
-def average_gradient(total: Tensor, count: int | Tensor, scale: Tensor, rstd: Tensor, psi: Tensor, record: Tensor,
-                     outlier: Tensor | None, averaged: Tensor, alpha: float,
+def average_gradient(g: Tensor, psi: Tensor, record: Tensor, outlier: Tensor | None, averaged: Tensor, alpha: float,
                      loss_scale: Tensor | int | None) -> Tensor:
-    """`OfflineNorm._update_psi` of the statistics `scale * total / count`: the `psi * rstd^2` `(C,)` of `dx`.
+    """The `psi` that a step uses, of `UN.average_gradient`, in one launch.
 
     Updates `psi` and `record` `(M, C)`, which do not contain the loss scale.
     """
-    slope = torch.empty_like(total)
-    with _on(total):
-        _average_gradient[(1, )](total, *_number(count), scale, rstd, psi, record, _bytes(outlier), _bytes(averaged),
-                                 *_number(1 if loss_scale is None else loss_scale), slope, len(total), alpha,
-                                 WINDOW=len(record), **_all_channels(total))
+    used = torch.empty_like(g)
+    scale, factor = (loss_scale, 1.) if isinstance(loss_scale, Tensor) else (None, float(loss_scale or 1))
+    with _on(g):
+        _average_gradient[(1, )](g, psi, record, _bytes(outlier), _bytes(averaged), scale, factor, used, len(g), alpha,
+                                 WINDOW=len(record), **_all_channels(g))
     _mark_changed(psi, record)
-    return slope
-
-
-def _number(value: int | Tensor) -> tuple[Tensor | None, float]:
-    """A number as a kernel takes it: on the device, or as an argument."""
-    return (value, 1.) if isinstance(value, Tensor) else (None, float(value))
+    return used
 
 
 def _mark_changed(*tensors: Tensor | None) -> None:
@@ -208,19 +218,15 @@ def _is_finite(value):
 
 
 @triton.jit
-def _average_activation(total, count, number, step, running_var, record, outliers, rstd_out, measured_out, outlier_out,
-                        averaged_out, channels, unsettled, alpha, eps, WINDOW: tl.constexpr, BLOCK_C: tl.constexpr):
+def _average_activation(statistic, step, running_var, record, outliers, rstd_out, outlier_out, averaged_out, channels,
+                        exact_steps, alpha, eps, WINDOW: tl.constexpr, BLOCK_C: tl.constexpr):
     c = tl.arange(0, BLOCK_C)
     inside = c < channels
     t = tl.load(step) + 1
     tl.store(step, t)
-    settled = t > unsettled
+    settled = t > exact_steps
     running = tl.load(running_var + c, inside, 0)
-    tokens = number
-    if count is not None:
-        tokens = tl.load(count).to(tl.float32)
-    value = tl.load(total + c, inside, 0) / tokens
-    tl.store(measured_out + c, value, inside)
+    value = tl.load(statistic + c, inside, 0)
     s = tl.where(_is_finite(value), value, running)
     found = settled & False
     if outliers is not None:  # V of Eq. 19, of the record as it is before this step
@@ -257,34 +263,30 @@ def _average_activation(total, count, number, step, running_var, record, outlier
 
 
 @triton.jit
-def _average_gradient(total, count, number, scale, rstd, psi, record, outlier, averaged, loss_scale, factor, slope_out,
-                      channels, alpha, WINDOW: tl.constexpr, BLOCK_C: tl.constexpr):
+def _average_gradient(g, psi, record, outlier, averaged, loss_scale, factor, used_out, channels, alpha,
+                      WINDOW: tl.constexpr, BLOCK_C: tl.constexpr):
     c = tl.arange(0, BLOCK_C)
     inside = c < channels
     old = tl.load(psi + c, inside, 0)
-    tokens = number
-    if count is not None:
-        tokens = tl.load(count).to(tl.float32)
     units = factor
     if loss_scale is not None:
         units = tl.load(loss_scale).to(tl.float32)
-    value = tl.load(scale + c, inside, 0) * tl.load(total + c, inside, 0) / tokens / units
+    value = tl.load(g + c, inside, 0) / units
     finite = tl.min(_is_finite(value).to(tl.int32), 0) > 0
-    own = tl.where(_is_finite(value), value, old)
-    target = own
+    exact = tl.where(_is_finite(value), value, old)
+    recorded = exact
     changes = finite
     if outlier is not None:
         is_outlier = tl.load(outlier) != 0
-        target = tl.where(is_outlier, old, own)
+        recorded = tl.where(is_outlier, old, exact)
         changes = finite & (is_outlier == 0)
-    mean = target / WINDOW
+    mean = recorded / WINDOW
     for m in tl.static_range(1, WINDOW):
         row = tl.load(record + m * channels + c, inside, 0)
         mean += row / WINDOW
         tl.store(record + (m - 1) * channels + c, row, inside & finite)
-    tl.store(record + (WINDOW - 1) * channels + c, target, inside & finite)
+    tl.store(record + (WINDOW - 1) * channels + c, recorded, inside & finite)
     settled = tl.load(averaged) != 0
-    newest = _moving_average(old, tl.where(settled, mean, own), alpha)
+    newest = _moving_average(old, tl.where(settled, mean, exact), alpha)
     tl.store(psi + c, tl.where(changes, newest, old), inside)
-    r = tl.load(rstd + c, inside, 0)
-    tl.store(slope_out + c, tl.where(settled, newest, own) * units * r * r, inside)
+    tl.store(used_out + c, tl.where(settled, newest, exact) * units, inside)

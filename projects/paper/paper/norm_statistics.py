@@ -192,7 +192,7 @@ class NormStatisticsHook(Hook):
 
 def gradient_kind(norm: nn.Module) -> str:
     """The gradient statistic that is recorded for a norm."""
-    is_offline = isinstance(norm, OfflineNorm) and not norm.blends_another or isinstance(norm, _BatchNorm)
+    is_offline = isinstance(norm, OfflineNorm) and not norm.mixes_layer_norm or isinstance(norm, _BatchNorm)
     return OFFLINE_GRADIENT if is_offline else ONLINE_GRADIENT
 
 

@@ -1,6 +1,7 @@
 """Every Triton kernel beside the reference, in Triton's interpreter or on a GPU; run by test_triton.py."""
 from __future__ import annotations
 
+import copy
 import itertools
 import os
 import sys
@@ -10,11 +11,12 @@ import torch
 import triton
 import triton.language as tl
 
+from mmunorm.norms import UN
 from mmunorm.norms.kernels import reference
 from mmunorm.norms.kernels import triton as kernels
 
-from .averages_cases import SIZES, check_averages
-
+# Channels and window.
+SIZES = [(1, 1), (3, 4), (96, 4), (130, 1), (7, 9)]
 DEVICE = 'cpu' if os.environ.get('TRITON_INTERPRET') == '1' else 'cuda'
 SHAPES = [(1, 1), (3, 5, 7), (1, 33, 130), (9000, 3)]
 # With two programs, each of which then has several tiles.
@@ -40,7 +42,8 @@ def check(shape, dtype, masked, centered):
         return torch.randn(size, generator=generator).to(DEVICE)
 
     x, dy = (2 * draw(*shape) + 1).to(dtype), draw(*shape).to(dtype)
-    weight, direct, slope, shift = (draw(shape[-1]) for _ in range(4))
+    weight, direct, psi, shift = (draw(shape[-1]) for _ in range(4))
+    rstd = draw(shape[-1]).abs()
     mean, constant = (draw(shape[-1]), draw(shape[-1])) if centered else (None, None)
     valid = None
     if masked:
@@ -49,18 +52,17 @@ def check(shape, dtype, masked, centered):
     clean = x
     if masked:
         x = torch.where(valid.unsqueeze(-1), x, float('nan'))  # what is padded must not count
-    count = reference.count_tokens(x, valid)
-    close(kernels.square_sum(x, valid) / count, reference.square_sum(x, valid) / count)
+    close(kernels.second_moment(x, valid), reference.second_moment(x, valid))
     x = clean
     with torch.no_grad():
-        close(kernels.affine(x, weight, shift), reference.affine(x, weight, shift), dtype)
+        close(kernels.affine(x, weight, shift), torch.addcmul(shift, x, weight).to(dtype), dtype)
     size = float(dy.float().abs().mul(x.float().abs() + 1).sum()) ** .5
-    ours = kernels.gradient_sums(dy, x, mean, valid)
-    for a, b in zip(ours, reference.gradient_sums(dy, x, mean, valid), strict=True):
+    ours = kernels.gradient_sums(dy, x, rstd, mean, valid)
+    for a, b in zip(ours, reference.gradient_sums(dy, x, rstd, mean, valid), strict=True):
         close(a, b, scale=size)
-    again = kernels.gradient_sums(dy, x, mean, valid)
+    again = kernels.gradient_sums(dy, x, rstd, mean, valid)
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
-    args = dy, x, direct, slope, constant, valid
+    args = dy, x, direct, psi, rstd, constant, valid
     ours, theirs = kernels.input_gradient(*args), reference.input_gradient(*args)
     assert ours.dtype == dtype
     close(ours, theirs, dtype)
@@ -74,6 +76,46 @@ def check_all(shapes, dtypes):
             sys.exit(f'{kernels._PROGRAMS} programs, {case}: {error}')
 
 
+def check_averages(channels, window, filtered, centered, huge):
+    """Eight steps of UN in Triton and in plain torch: in warm-up, averaged, not finite, with an outlier."""
+    plain = UN(channels, window=window, warmup_iters=2, outlier_filter=filtered, centered=centered).to(DEVICE)
+    plain.exact_steps = 2
+    fused = copy.deepcopy(plain)
+    plain.uses_fused_update = False
+    generator = torch.Generator().manual_seed(channels)
+    x = torch.ones(1, channels, device=DEVICE)
+    for t in range(1, 9):
+        measured = (torch.rand(1 + centered, channels, generator=generator) + .5).to(DEVICE)
+        g = torch.randn(channels, generator=generator).abs().clamp(max=3).to(DEVICE)
+        if huge:  # sums of such overflow
+            measured, g = measured * 1e38, g * 1e38
+        if t == 4:
+            measured[0, 0], measured[0, -1] = float('nan'), float('inf')
+        if t in (2, 5):
+            g[0] = float('inf')
+        if t == 7 and not huge:
+            measured[0, 0] = 1e6
+        results = []
+        for norm in (plain, fused):
+            norm.loss_scale = None if t % 3 else torch.tensor(4., device=DEVICE)
+            norm._measure = lambda *_, measured=measured: measured
+            step = norm._new_step(x, None)
+            psi, _ = norm._gradient_statistics(step, g, torch.ones_like(g) if centered else None)
+            results.append((step.rstd, step.averaged, step.outlier, step.mean, psi))
+        same(*results)
+        same(plain.buffers(), fused.buffers())
+    assert all(buffer.isfinite().all() for buffer in fused.buffers())
+    if filtered and 1 < window < 9 and channels > 1 and not huge:
+        assert plain.num_outliers > 0
+
+
+def same(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=5e-5, atol=1e-6)  # of a log of huge numbers
+
+
 if __name__ == '__main__':
     try:
         _ones[(1, )](torch.empty(4, device=DEVICE), 4)
@@ -83,10 +125,10 @@ if __name__ == '__main__':
         print("this Triton's interpreter runs no kernel that has constants")
         sys.exit(77)  # test_triton.py skips
     check_all(SHAPES, DTYPES)
-    mock.patch('mmunorm.norms.kernels.for_averages', lambda record: kernels).start()
+    mock.patch('mmunorm.norms.kernels.fused_update', lambda record, statistic: kernels).start()
     for sizes in SIZES:
         for settings in itertools.product((False, True), repeat=3):
-            check_averages(*sizes, *settings, device=DEVICE)
+            check_averages(*sizes, *settings)
     kernels._PROGRAMS = 2
     check_all(LONG_SHAPES, [torch.float32])
     print('all cases agree')

@@ -35,18 +35,19 @@ if __name__ == '__main__':
     for gpu, dtype in ((80, '*fp16'), (90, '*bf16')):
         for flags in (None, FLAGS):
             for vector in (None, FLOAT):
-                compile_for(gpu, kernels._products, x=dtype, dy=dtype, mean=vector, valid=flags, partial=FLOAT)
-                compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=vector, dy=dtype, direct=FLOAT,
-                            valid=flags, out=dtype)
-            compile_for(gpu, kernels._products, x=dtype, dy=None, mean=None, valid=flags, partial=FLOAT)
-        compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=FLOAT, dy=None, direct=None, valid=None,
-                    out=dtype)
+                compile_for(gpu, kernels._products, x=dtype, dy=dtype, rstd=FLOAT, mean=vector, valid=flags,
+                            partial=FLOAT, factor='fp32')
+                compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=vector, rstd=FLOAT, dy=dtype,
+                            direct=FLOAT, valid=flags, out=dtype)
+            compile_for(gpu, kernels._products, x=dtype, dy=None, rstd=None, mean=None, valid=flags, partial=FLOAT,
+                        factor='fp32')
+        compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=FLOAT, rstd=None, dy=None, direct=None,
+                    valid=None, out=dtype)
     for gpu, number, flag in ((80, COUNT, FLAGS), (90, None, None)):
         blocks = dict(WINDOW=4, BLOCK_C=1024)
-        compile_for(gpu, kernels._average_activation, blocks, total=FLOAT, count=number, number='fp32', step=COUNT,
-                    running_var=FLOAT, record=FLOAT, outliers=number, rstd_out=FLOAT, measured_out=FLOAT,
-                    outlier_out=flag, averaged_out=FLAGS, alpha='fp32', eps='fp32')
-        compile_for(gpu, kernels._average_gradient, blocks, total=FLOAT, count=number, number='fp32', scale=FLOAT,
-                    rstd=FLOAT, psi=FLOAT, record=FLOAT, outlier=flag, averaged=FLAGS,
-                    loss_scale=FLOAT if number else None, factor='fp32', slope_out=FLOAT, alpha='fp32')
+        compile_for(gpu, kernels._average_activation, blocks, statistic=FLOAT, step=COUNT, running_var=FLOAT,
+                    record=FLOAT, outliers=number, rstd_out=FLOAT, outlier_out=flag, averaged_out=FLAGS, alpha='fp32',
+                    eps='fp32')
+        compile_for(gpu, kernels._average_gradient, blocks, g=FLOAT, psi=FLOAT, record=FLOAT, outlier=flag,
+                    averaged=FLAGS, loss_scale=FLOAT if number else None, factor='fp32', used_out=FLOAT, alpha='fp32')
     print('all kernels compile')

@@ -53,7 +53,7 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
         raise ValueError('model: must be in training mode, call model.train() first')
     variances: list[Tensor] = []
     pad_mask: Tensor | None = None
-    shares = [norm for norm in model.modules() if isinstance(norm, OfflineNorm) and norm.unsettled is None]
+    shares = [norm for norm in model.modules() if isinstance(norm, OfflineNorm) and norm.exact_steps is None]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def begin(connection: Admin, args: tuple) -> None:
@@ -76,7 +76,7 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
         for handle in handles:
             handle.remove()
         for norm in shares:
-            norm.unsettled = None
+            norm.exact_steps = None
         for buffer, value in buffers:
             buffer.copy_(value)
     if len(variances) != len(connections):
