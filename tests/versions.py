@@ -98,6 +98,9 @@ def _raises(call):
 
 needs_float16_autocast = pytest.mark.skipif(_raises(lambda: torch.autocast('cpu', torch.float16)),
                                             reason='this torch has no autocast to float16 on a CPU')
+needs_float16_layer_norm = pytest.mark.skipif(
+    _raises(lambda: nullcontext(nn.LayerNorm(2).half()(torch.ones(1, 2).half()))),
+    reason='this torch has no LayerNorm in float16 on a CPU')
 # FSDP1 makes one.
 needs_cpu_stream = pytest.mark.skipif(_raises(lambda: torch.cpu.stream(torch.cpu.Stream(priority=0))),
                                       reason="this torch's FullyShardedDataParallel needs a GPU")
