@@ -116,7 +116,7 @@ def test_the_report():
     text, markdown = str(report), report.markdown()
     assert text.startswith('2 of 3 LayerNorms converted, 1 kept, statistics of 40 samples\n')
     assert len({line.index('verdict') for line in text.splitlines() if 'verdict' in line}) == 1
-    assert f'|`2`|{second.cv:.3f}|' in markdown and '||' not in markdown
+    assert f'| `2` | {second.cv:.3f} |' in markdown and '||' not in markdown
     data = json.loads(json.dumps(report.as_dict()))
     assert data['norms'][1]['after'] == second.after and data['norms'][2]['verdict'] == kept.verdict
 
