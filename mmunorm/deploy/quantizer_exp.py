@@ -10,15 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .tflite import changed, kind_of
+from .tflite import changed, kind_of, read
 
 
 @contextmanager
 def exp_renamed(path: Path) -> Iterator[None]:
     """A context in which EXP in a file is renamed to an operator that neither the file nor the settings contain."""
+    file = read(path)
+    used = {kind_of(file, operator) for graph in file.subgraphs for operator in graph.operators}
+    if 'EXP' not in used:
+        yield
+        return
+    other = next(name for name in ('SQRT', 'HARD_SWISH') if name not in used)
     with changed(path) as file:
-        used = {kind_of(file, operator) for graph in file.subgraphs for operator in graph.operators}
-        other = next(name for name in ('SQRT', 'HARD_SWISH') if name not in used)
         _rename(file, 'EXP', other)
     yield
     with changed(path) as file:

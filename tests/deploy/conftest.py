@@ -57,11 +57,9 @@ def meta_of(model, shape=SHAPE):
                 shape=[1, 3, *shape])
 
 
-@pytest.fixture(scope='session')
-def swin():
-    """A folded Swin: one block without a shift, one with, a patch merging between; each norm fits what it reads."""
-    torch.manual_seed(0)
-    model = normalizing(models.swin_classifier(arch=dict(embed_dims=8, depths=[1, 2], num_heads=[2, 4])))
+def fitted(model):
+    """A folded classifier whose norms had the statistics of what they read."""
+    model = normalizing(model)
 
     def measure(norm, args):
         norm.running_var.copy_(args[0].flatten(0, -2).square().mean(0))
@@ -74,6 +72,19 @@ def swin():
         handle.remove()
     fuse_norms(model, strict=True)
     return model
+
+
+def one_stage(depth=2, **backbone):
+    """A Swin of blocks without a shift and with one in turn."""
+    return models.classifier(models.swin_backbone(
+        arch=dict(embed_dims=8, depths=[depth], num_heads=[2]), out_indices=(0, ), **backbone), 8)
+
+
+@pytest.fixture(scope='session')
+def swin():
+    """One block without a shift, one with, a patch merging between."""
+    torch.manual_seed(0)
+    return fitted(models.swin_classifier(arch=dict(embed_dims=8, depths=[1, 2], num_heads=[2, 4])))
 
 
 @pytest.fixture(scope='session')

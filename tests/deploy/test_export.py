@@ -358,7 +358,8 @@ def test_integers_only(tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [pytest.param('timm Swin', marks=pytest.mark.grid), 'torchvision Swin'])
+@pytest.mark.grid
+@pytest.mark.parametrize('name', ['timm Swin', 'torchvision Swin'])
 def test_a_swin_in_executorch(tmp_path, name, monkeypatch):
     pytest.importorskip('executorch')
     # XNNPACK does not run windowed attention of one head.

@@ -22,7 +22,7 @@ from mmunorm.deploy.torch_models import as_exportable
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
-from .conftest import SHAPE, blurred, folded, long_queries, meta_of, normalizing, signal_to_noise
+from .conftest import SHAPE, blurred, folded, long_queries, meta_of, normalizing, one_stage, signal_to_noise
 
 
 def test_a_format_without_int8_says_so():
@@ -90,11 +90,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mmunorm.deploy import ExportedModel, export_file, prepare_export
 from mmunorm.deploy.formats.onnx import OnnxSession, quantize_file, separate_inputs, store_as_half
-
-
-def one_stage(**backbone):
-    return models.classifier(models.swin_backbone(
-        arch=dict(embed_dims=8, depths=[2], num_heads=[2]), out_indices=(0, ), **backbone), 8)
 
 
 def export(exportable, name, folder, stem='m', **how):

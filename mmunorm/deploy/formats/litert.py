@@ -25,7 +25,7 @@ from ..progress import stage
 from ..quantizer_exp import exp_renamed
 from ..ranges import CHOICES, HELD_OUT, Extremes
 from ..snr import mean_snr
-from ..tflite import changed, kind_of
+from ..tflite import changed, kind_of, read
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent
 
 NAME = 'classify'  # of a classifier's signature
@@ -421,8 +421,7 @@ def from_type(array: np.ndarray, detail: dict) -> np.ndarray:
 
 def read_meta(path: Path) -> dict | None:
     """The metadata of a file."""
-    from ai_edge_litert.tools import flatbuffer_utils
-    file = flatbuffer_utils.read_model(path)
+    file = read(path)
     for entry in file.metadata or ():
         if entry.name == KEY.encode():
             return json.loads(bytes(file.buffers[entry.buffer].data))
@@ -432,8 +431,7 @@ def read_meta(path: Path) -> dict | None:
 def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
     """The number of each operator in a file, with `in_float` only of those with a floating-point input or output."""
     from ai_edge_litert import schema_py_generated as schema
-    from ai_edge_litert.tools import flatbuffer_utils
-    model = flatbuffer_utils.read_model(path)
+    model = read(path)
     floats = {getattr(schema.TensorType, name) for name in ('FLOAT16', 'FLOAT32', 'FLOAT64')}
 
     def counts(graph, operator) -> bool:
