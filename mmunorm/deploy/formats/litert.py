@@ -17,7 +17,6 @@ from ...utils import PreflightError
 from ..attention import center_attention
 from ..bits import Bits, where_bits_go
 from ..edge import fold_pixels, with_edge_layers
-from ..equalize import equalize
 from ..exportable import Exportable, exporting
 from ..graphs import ClassifierGraph, DetectorGraph, ModelGraph
 from ..layouts import for_chips
@@ -233,8 +232,6 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], d
         return
     stage('calibrating')
     data = calibration_data(path, samples, detector)
-    if kind.startswith('full'):
-        equalize(path, data)
     extremes = Extremes(path, data)
 
     def ranges(*arguments) -> Ranges:

@@ -65,7 +65,7 @@ def quantize_graph(graph, inputs: Sequence[tuple[np.ndarray, ...]]):
     """Quantizes an `openvino.Model` to INT8 with NNCF; `inputs` are calibration batches.
 
     SmoothQuant is off: on the digits Swin it cost 5 dB. Weights use 7 bits: with 8, CPUs without VNNI saturate the sum
-    of two products, which cost 13 dB on the same model (docs/results/int8_methods.md).
+    of two products, which cost 13 dB on the same model (docs/results/int8.md).
     """
     import nncf
     nncf.set_log_level(logging.ERROR)
