@@ -105,13 +105,13 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
 
     left = {}
 
-    def lacks(subject, name, made=Subject.made):
+    def lacks(subject, name, export=Subject.export):
         left[subject.name] = subject.exportable.norms, subject.exportable.scales
         if name == 'openvino-bf16':
             raise PreflightError('no bfloat16 here')
-        return made(subject, name)
+        return export(subject, name)
 
-    monkeypatch.setattr(Subject, 'made', lacks)
+    monkeypatch.setattr(Subject, 'export', lacks)
     result = tiny_runs.call(BENCHMARK, *classifier[:2], '--baseline', *baseline, '--batch', '3', '--repeat', '2',
                             '--formats', *MEASURED, '--num-samples', '3', '--threads', '1', '--out', tmp_path / 'out')
     printed = capsys.readouterr().out
