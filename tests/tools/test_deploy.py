@@ -118,7 +118,8 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['formats.json', 'formats.md', 'formats.png']
     text = (tmp_path / 'out/formats.md').read_text()
     assert text in printed and '| x with_ln |' in text and 'Batches of 3, 32 x 32 pixels' in text
-    assert json.loads((tmp_path / 'out/formats.json').read_text())['rows'][0]['seconds']
+    first, *_ = json.loads((tmp_path / 'out/formats.json').read_text())['rows']
+    assert first['error'] is None and first['seconds']
     assert [(row['model'], row['format']) for row in result['rows']] == [
         (model, name) for model in ('with_ln', 'with_ln (exact)', 'classifier') for name in MEASURED]
     for row in result['rows']:
