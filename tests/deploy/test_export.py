@@ -427,6 +427,18 @@ def test_images_with_channels_last_in_executorch(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_padded_maximum_pooling_in_integers(tmp_path):
+    """It pads with -inf, which would give its tensors an infinite step size."""
+    for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
+        pytest.importorskip(package)
+    torch.manual_seed(0)
+    pools = [layer for channels in (3, 8) for layer in (nn.Conv2d(channels, 8, 3, 2), nn.MaxPool2d(3, 2, 1))]
+    model, path, images = nn.Sequential(*pools, nn.Flatten(), nn.Linear(72, 4)).eval(), tmp_path / 'm.tflite', IMAGES
+    export(model, images[:1], path, 'full', images)
+    assert compare(path, model, images).snr['output'] > 15
+
+
+@pytest.mark.slow
 def test_pixels_of_one_channel_in_int8(tmp_path):
     for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
         pytest.importorskip(package)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import copy
 import json
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -265,6 +265,7 @@ def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, pat
         with changed(path) as file:
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)
+                fit_padding(file, graph, ranges)
     stage('quantizing')
     with exp_renamed(path):
         quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
@@ -374,6 +375,21 @@ def fit_attention(model, graph, ranges: Ranges) -> None:
             for low, _, tensors in readers:
                 for limits in ranges_of(tensors):
                     limits.update(min=np.full_like(limits['min'], low + floor))
+
+
+def fit_padding(model, graph, ranges: Ranges) -> None:
+    """Replaces -inf, with which a maximum pooling pads, by the least value of its input: infinity has no step size."""
+    least = defaultdict(float)  # by buffer, which several poolings share
+    for operator in graph.operators:
+        if kind_of(model, operator) != 'PADV2':
+            continue
+        before, after = (graph.tensors[tensor].name.decode() for tensor in (operator.inputs[0], operator.outputs[0]))
+        buffer = graph.tensors[operator.inputs[2]].buffer
+        if before in ranges and np.isneginf(np.frombuffer(bytes(model.buffers[buffer].data), np.float32)).all():
+            ranges[after] = ranges[before]
+            least[buffer] = min(least[buffer], ranges[before]['min'].min())
+    for buffer, value in least.items():
+        model.buffers[buffer].data = np.float32([value]).view(np.uint8)
 
 
 def recipe_of(kind: str) -> list[dict]:
