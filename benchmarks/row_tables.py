@@ -370,7 +370,8 @@ COMMANDS = {
     'paper': 'from the paper', 'real_vit': 'benchmarks/real_vit.py', 'residual_step': 'benchmarks/residual_step.py',
     'scores': 'benchmarks/write_scores.py', 'shifted_light': 'benchmarks/shifted_light.py',
     'tables': 'named in each row', 'tiny_layer': 'benchmarks/tiny_layer.py', 'train_step': 'benchmarks/train_step.py',
-    'translation_speed': 'projects/translation/tools/benchmark.py'}
+    'translation_speed': 'projects/translation/tools/benchmark.py',
+    'vit_fit': 'weights and crops of adapt_vit.py, agreement and SNR'}
 
 
 def data_files():
