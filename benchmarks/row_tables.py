@@ -47,8 +47,8 @@ def headline():
         times = {form: row['ms'][form][1] for form in ('LN', 'exact', 'UN')}
         rows.append([f'full-integer INT8, {network}, ms', f'{times["LN"]:.1f}',
                      *(f'{times[form]:.1f} (**{row["speedup"][form]:.2f}x**)' for form in ('exact', 'UN'))])
-    snr = {row['form']: row.get('metrics', row)['snr'] for row in read('exact_int8') if row.get('ranges') == 32
-           or (row.get('domain'), row.get('precision')) == ('crops', 'full-integer')}
+    snr = {row['form']: row['metrics']['snr']
+           for row in select(read('exact_int8'), precision='full-integer', domain='96 crops', ranges=32)}
     rows.append(['the same, pretrained ViT-S: SNR to its float model, dB', f'{snr["LN"]:.1f}',
                  f'**{snr["exact, rotated"]:.1f}**', 'not measured'])
     chip = {row['norm']: row['ms'] for row in select(read('ethos_u_exact'), accelerator='ethos-u85-512')}

@@ -347,15 +347,16 @@ TABLES = {
         labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=TESTED, columns=images(BOX)),
     # docs/results/int8.md
     'exact_int8': dict(
-        labels=['class token', ''], where=dict(experiment='exact_int8'),
-        rows={(form, precision): dict(form=form, precision=precision) for form, precision in (
-            ('LN', 'float'), ('LN', 'full-integer'), ('exact, rotated', 'full-integer'))},
-        columns={**{f'{label}{suffix}': dict(metric=metric, digits=digits, domain=domain, missing='')
-                    for domain, suffix in (('crops', ''), ('other', ', other images')) for label, metric, digits in (
-                        ('SNR, dB', 'snr', 1), ('centered', 'centred', 3), ('worst, dB', 'worst', 1),
-                        ('same image found', 'same_image', 3))},
-                 'probe, %': dict(metric='probe', digits=1, domain='probe', missing=''),
-                 'ms': dict(metric='ms', digits=0, threads=1, missing='')}),
+        labels=['full-integer', 'test images', 'crops for the ranges'],
+        where=dict(experiment='exact_int8', precision='full-integer'),
+        rows={(form, images, str(ranges)): dict(form=form, domain=domain, ranges=ranges)
+              for form, ranges, domain, images in (
+                  ('LN', 32, '96 crops', '96 crops'), ('exact, rotated', 32, '96 crops', '96 crops'),
+                  ('exact, rotated', 64, '96 crops', '96 crops'), ('exact, rotated', 64, 'crops', 'all 1,197 crops'),
+                  ('exact, rotated', 64, 'other', '191 crops of another domain'))},
+        columns={label: dict(metric=metric, digits=digits, missing='') for label, metric, digits in (
+            ('SNR, dB', 'snr', 1), ('centered correlation', 'centred', 3), ('worst image, dB', 'worst', 1),
+            ('same image found', 'same_image', 3))}),
     'int8_swin': dict(
         labels=['digits Swin', 'weights'], where={},
         rows={**{(norm, 'from scratch'): dict(experiment='int8_wide_start', model=norm)

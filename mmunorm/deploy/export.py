@@ -12,6 +12,7 @@ from torch import nn
 from .. import __version__
 from ..checkpoints.loading import read_checkpoint
 from ..config.models import load_model
+from ..norms import OfflineNorm
 from ..norms.replace import layer_norms
 from ..utils import PreflightError, error_text
 from .exportable import Exportable, norms_left
@@ -25,9 +26,10 @@ PARTS = ('whole', 'backbone')  # what a file may have of a model
 
 
 def rotation_for(model: nn.Module, int8: str | None) -> str | None:
-    """The argument `rotate` of :func:`mmunorm.fuse_norms` for a file: INT8 keeps more of a LayerNorm model that is
-    folded exactly if its residual streams are rotated, see docs/results/int8.md."""
-    return 'hadamard' if int8 is not None and layer_norms(model) else None
+    """The argument `rotate` of :func:`mmunorm.fuse_norms` for a file: in INT8, a model whose norms fold keeps more if
+    its residual streams are rotated, see docs/results/int8.md."""
+    folds = layer_norms(model) or any(isinstance(module, OfflineNorm) for module in model.modules())
+    return 'hadamard' if int8 is not None and folds else None
 
 
 def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None,

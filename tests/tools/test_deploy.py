@@ -13,6 +13,7 @@ from mmunorm.benchmark import files
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.deploy import FORMATS
 from mmunorm.deploy.export import rotation_for
+from mmunorm.norms import UN
 from mmunorm.utils import PreflightError
 
 from .. import processes, tiny_runs
@@ -70,10 +71,11 @@ def test_layer_norms_are_folded_except_a_scale(ln_classifier, tmp_path, capsys):
     assert '6 norms are folded except a scale of each token\n' in printed and 'scales of a token: 7\n' in printed
 
 
-def test_layer_norms_in_int8_are_rotated_by_default():
-    norm_free, layer_norm = nn.Sequential(nn.Linear(4, 4)), nn.Sequential(nn.LayerNorm(4))
-    assert rotation_for(layer_norm, 'full') == rotation_for(layer_norm, '') == 'hadamard'
-    assert rotation_for(layer_norm, None) is rotation_for(norm_free, 'full') is None
+def test_streams_in_int8_are_rotated_by_default():
+    norm_free = nn.Sequential(nn.Linear(4, 4))
+    for norm in nn.LayerNorm(4), UN(4):
+        assert rotation_for(nn.Sequential(norm), 'full') == rotation_for(nn.Sequential(norm), '') == 'hadamard'
+        assert rotation_for(nn.Sequential(norm), None) is rotation_for(norm_free, 'full') is None
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def parse_args(argv=None):
                         help='how far LayerNorms are folded: all that is exact, gamma and beta alone, or nothing '
                         '(default: exact)')
     parser.add_argument('--rotate', choices=(*ROTATIONS, 'none'), help='rotate the residual streams, which spreads '
-                        'large channels over all (default: hadamard for LayerNorms in INT8, else none)')
+                        'large channels over all (default: hadamard in INT8, else none)')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
                         'INT8 also with _int8)')
     for form in FORMATS.values():
