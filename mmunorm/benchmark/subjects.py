@@ -60,7 +60,10 @@ class Subject:
             samples = ()
             if chosen.needs_images(form.int8):
                 samples = Samples(self.images, self.exportable.meta, self.batch)
-            export_file(self.exportable, chosen, path, int8=form.int8, samples=samples)
+            if chosen.is_offered:
+                export_file(self.exportable, chosen, path, int8=form.int8, samples=samples)
+            else:  # torch itself
+                chosen.export(self.exportable, path)
         return partial(chosen.open, path, self.threads, **form.load_options), chosen.size(path, self.exportable)
 
     def _path(self, name: str) -> Path:

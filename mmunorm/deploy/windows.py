@@ -85,11 +85,11 @@ class StaticWindowMSA(nn.Module):
         x = x.reshape(batch * rows * columns, window**2, channels)
         q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
                    for layer in (self.query, self.key, self.value))
-        scores = q @ k.transpose(-2, -1) + self.bias
-        if mask is not None and isinstance(batch, int) and batch == 1:  # runtimes have kernels for four dimensions
-            scores = scores + mask[:, None]
-        elif mask is not None:
-            scores = (scores.unflatten(0, (batch, -1)) + mask[:, None]).flatten(0, 1)
+        scores, bias = q @ k.transpose(-2, -1), self.bias if mask is None else self.bias + mask[:, None]
+        if mask is None or isinstance(batch, int) and batch == 1:  # runtimes have kernels for four dimensions
+            scores = scores + bias
+        else:
+            scores = (scores.unflatten(0, (batch, -1)) + bias).flatten(0, 1)
         x = self.proj((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
         x = x.reshape(batch * rows, columns, window, window * channels).transpose(1, 2)
         return x.reshape(batch, rows * window, columns * window, channels)
