@@ -20,7 +20,7 @@ from .features import features_of
 from .graphs import graph_of
 from .images import loading_of, steps_of
 from .saving import differences
-from .windows import side_multiple, with_windows
+from .windows import DynamicWindowMSA, side_multiple, with_windows
 
 PARTS = ('whole', 'backbone')  # what a file may have of a model
 
@@ -124,8 +124,9 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
                              f'number such as 1000, got {model.rpn_head.test_cfg.nms_pre}.')
     if multiple:
         meta['divisor'] = math.lcm(meta['divisor'], multiple)
-        # Nor must a side be 1 times the multiple: torch.export treats 1 as static.
-        height, width = (max(2, -(-side // meta['divisor'])) * meta['divisor'] for side in shape[2:])
+        # Nor must a side be one window of the last map: torch.export treats 1 as static.
+        least = 2 * max(module.window_size for module in graph.modules() if isinstance(module, DynamicWindowMSA))
+        height, width = (max(least, -(-side // meta['divisor'])) * meta['divisor'] for side in shape[2:])
         shape = [2, 3, height, width + meta['divisor']]
         meta['shape'] = [None, 3, None, None]
         for side, name in ((2, 'rows'), (3, 'columns')):
