@@ -200,7 +200,7 @@ def recipe(args, way, seed, teacher, weights):
         wanted = [name for name in layer_norms(plain) if name not in way.keep]
         norm_cfg = cfg.model.backbone.norm_cfg
         cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type='LN'))
-        cfg.model = dict(cfg.model, type='ConvertedModel', of=cfg.model.type, norm_cfg=norm_cfg, converted=wanted)
+        cfg.model = dict(cfg.model, type='ReplacedNorms', of=cfg.model.type, norm_cfg=norm_cfg, converted=wanted)
     cfg.optim_wrapper.optimizer.lr = way.rate or load_config(
         str(ROOT / f'configs/digits/swin_un_{TASKS[args.task]}.py')).optim_wrapper.optimizer.lr
     cfg.randomness = dict(seed=seed)

@@ -39,7 +39,7 @@ def parse_args(argv=None):
                         help='then train the backbone for this many steps to match its outputs with LayerNorm, without '
                         'labels (default: 0; typical: 300)')
     parser.add_argument('--keep', nargs='+', default=[], metavar='NAME',
-                        help='LayerNorms to keep: full names from the table, or regular expressions')
+                        help='LayerNorms to keep: full names from the table, or of modules that hold them')
     parser.add_argument('--test', action='store_true',
                         help='print the test metrics before and after, and write them to OUT/metrics.json')
     add_device_argument(parser)

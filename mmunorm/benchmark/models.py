@@ -12,7 +12,7 @@ from torch import nn
 from ..checkpoints.loading import load_weights
 from ..config.models import build_model
 from ..config.pretrained import pretrained_path, set_pretrained
-from ..conversion.checkpoint import CONVERTED_TYPE, layer_norm_config
+from ..conversion.checkpoint import layer_norm_config
 from ..fusion import FusionReport, fuse_norms
 from ..norms.base import DEFAULT_NORM_CFG
 from ..norms.layers import is_norm, norm_layers
@@ -28,7 +28,7 @@ def norm_name(cfg: Config) -> str:
     """The type of the backbone's norm. Raises a PreflightError without a backbone."""
     if 'backbone' not in cfg.model:
         raise PreflightError('the model of the config has no backbone with norms to fold.')
-    holder = cfg.model if cfg.model.get('type') == CONVERTED_TYPE else cfg.model.backbone
+    holder = cfg.model if 'converted' in cfg.model else cfg.model.backbone
     return (holder.get('norm_cfg') or DEFAULT_NORM_CFG)['type']
 
 

@@ -36,6 +36,8 @@ from .layouts import computed_tables
 FOLDED_TYPE = 'FoldedModel'
 TIMM_TYPE = 'TimmModel'
 _MARK = '.folded'  # the buffer of a folded norm
+# Attributes of modules that change what is computed, and that no tensor shows.
+_SETTINGS = ('num_heads', 'stride', 'padding', 'dilation', 'groups', 'eps', 'global_pool', 'approximate')
 
 
 def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, int],
@@ -145,6 +147,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     streams = folded_streams(model)
     streams['reduced'] = {_plain(name): arguments for name, arguments in streams['reduced'].items()}
     note = dict(what='A model whose norms mmunorm folded into the adjacent layers.', made=made, **streams,
+                settings=_settings(model),
                 layers={_plain(layer): [*map(_plain, norms)] for layer, norms in noted_norms(model).items()})
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
@@ -194,21 +197,22 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
             raise ValueError('model: it is folded already; give one of the same architecture that is not')
         if any(parameter.is_meta for parameter in inner.parameters()):
             raise ValueError('model: it is on the meta device; call model.to_empty(device="cpu") first')
-        own = {_plain(name): name for name, _ in inner.named_modules(remove_duplicate=False)}
+        model_names = {_plain(name): name for name, _ in inner.named_modules(remove_duplicate=False)}
 
-        def with_own_names(named: Mapping) -> dict:
-            return {join(own.get(owner, owner), last): value for name, value in named.items()
+        def in_model_names(named: Mapping) -> dict:
+            return {join(model_names.get(owner, owner), last): value for name, value in named.items()
                     for owner, _, last in [name.rpartition('.')]}
 
         names, streams = folded_norms(checkpoint), folded_streams(checkpoint)
-        reduced = {own.get(name, name): arguments for name, arguments in streams.pop('reduced', {}).items()}
-        arguments = [own.get(name, name) for name in names], with_own_names(folded_made(checkpoint)), reduced
-        checkpoint['state_dict'] = with_own_names(checkpoint['state_dict'])
-        # A copy is tried first: the model stays as it is where the file does not fit.
-        for each in (copy.deepcopy(inner), inner):
+        reduced = {model_names.get(name, name): arguments for name, arguments in streams.pop('reduced', {}).items()}
+        arguments = [model_names.get(name, name) for name in names], in_model_names(folded_made(checkpoint)), reduced
+        checkpoint['state_dict'] = in_model_names(checkpoint['state_dict'])
+        # A copy is tried first, so that a model that the file does not fit stays unchanged.
+        for target in (copy.deepcopy(inner), inner):
             try:
-                without_norms(each, *arguments, **streams)
-                _load(each, checkpoint['state_dict'])
+                without_norms(target, *arguments, **streams)
+                _load(target, checkpoint['state_dict'])
+                _check_settings(target, checkpoint['meta']['mmunorm'])
             except (RuntimeError, AttributeError, ValueError) as error:
                 raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
     else:
@@ -218,15 +222,33 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
         with restricted():
             checkpoint = torch.load(path, map_location='cpu')
             _check_folded(checkpoint, path)
-            inner, own = _build(checkpoint['meta'], path), {}
+            inner, model_names = _build(checkpoint['meta'], path), {}
             model = inner
         try:
             _load(model, checkpoint['state_dict'])
         except RuntimeError as error:
             raise ValueError(f'{path}: its config and its weights differ: {error}') from error
-    layers, known = checkpoint['meta']['mmunorm'].get('layers', {}), dict(inner.named_modules())
-    note_norms(inner, {name: norms for layer, norms in layers.items() if (name := own.get(layer, layer)) in known})
+    layers, modules = checkpoint['meta']['mmunorm'].get('layers', {}), dict(inner.named_modules())
+    named = {model_names.get(layer, layer): norms for layer, norms in layers.items()}
+    note_norms(inner, {name: norms for name, norms in named.items() if name in modules})
     return model.eval()
+
+
+def _settings(model: nn.Module) -> dict[str, dict]:
+    """The settings of each module that has some, as plain data."""
+    settings = {_plain(name): {key: vars(module)[key] for key in _SETTINGS
+                               if isinstance(vars(module).get(key), (bool, int, float, str, tuple))}
+                for name, module in model.named_modules()}
+    return {name: values for name, values in settings.items() if values}
+
+
+def _check_settings(model: nn.Module, note: Mapping) -> None:
+    """Raises a ValueError if modules have other settings than in the folded model; older files have no note of them."""
+    settings = _settings(model)
+    for name, values in note.get('settings', {}).items():
+        for key, value in settings.get(name, {}).items():
+            if key in values and values[key] != value:
+                raise ValueError(f'{join(name, key)} is {values[key]!r} in the file and {value!r} in the model')
 
 
 def _load(model: nn.Module, state_dict: Mapping) -> None:

@@ -90,7 +90,7 @@ def find_weights(content: dict) -> dict[str, Tensor]:
 
 
 def _is_weights(value) -> bool:
-    return (isinstance(value, dict) and any(isinstance(each, Tensor) for each in value.values())
+    return (isinstance(value, dict) and any(isinstance(tensor, Tensor) for tensor in value.values())
             and all(isinstance(name, str) for name in value))
 
 
@@ -121,14 +121,14 @@ def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | 
         return rename(weights, *_T2T)
     if 'patch_embed.proj.weight' not in weights:
         return None
-    own = model.state_dict()  # not earlier: FSDP would wait for the other processes
-    if 'patch_embed.proj.weight' in own:  # mmpretrain's TimmClassifier has timm's names itself
+    expected = model.state_dict()  # not earlier: FSDP would wait for the other processes
+    if 'patch_embed.proj.weight' in expected:  # mmpretrain's TimmClassifier has timm's names itself
         return None
-    if is_slab and not any(name.endswith('.eta') for name in own):
+    if is_slab and not any(name.endswith('.eta') for name in expected):
         raise PreflightError("the checkpoint is from SLAB, whose norms are RepBN: add --norm RepBN.")
     if 'layers.0.blocks.0.norm1.weight' not in weights:
         return rename(weights, *_VIT)
-    indices = {name: value for name, value in own.items() if name.endswith('relative_position_index')}
+    indices = {name: value for name, value in expected.items() if name.endswith('relative_position_index')}
     return {**_from_swin(weights), **indices}
 
 

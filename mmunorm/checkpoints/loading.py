@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from mmengine.runner import CheckpointLoader
 from mmengine.runner.checkpoint import load_state_dict
-from torch import nn
+from torch import Tensor, nn
 
 from ..norms import OfflineNorm
 from ..norms.layers import norm_layers
@@ -73,26 +74,7 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
             load_state_dict(model, weights, strict=True)
     except RuntimeError as error:
         check_statistics(model, checkpoint)
-        norms, odd = dict(norm_layers(model)), {*weights} ^ {*model.state_dict()}
-        if odd and all(key.rpartition('.')[0] in norms for key in odd):
-            key = min(odd)
-            has = 'has' if key in weights else 'lacks'
-            of_norms = {name.rpartition('.')[2] for name in weights if name.rpartition('.')[0] in norms}
-            kind = 'UN+' if 'running_mean' in of_norms else 'UN' if 'running_var' in of_norms else 'LN'
-            raise PreflightError(f"the checkpoint {checkpoint} {has} {key}: its norms are not the config's. Name them "
-                                 f'with --norm, such as --norm {kind}.') from error
-        if prefixes := _odd_prefixes({*weights}, {*model.state_dict()}):
-            raise PreflightError(f"the names in the checkpoint {checkpoint} begin with {' or '.join(prefixes)}, and "
-                                 "the model's do not: save the weights of one without it "
-                                 f'(`name.removeprefix({prefixes[-1]})`).') from error
-        has, wants = ({key.partition('.')[0] for key in keys} for keys in (weights, model.state_dict()))
-        if 'backbone' in has & wants and (lacking := wants - has) and (other := has - wants):
-            raise PreflightError(f'the checkpoint {checkpoint} is not of a {type(model).__name__}: it has '
-                                 f'{", ".join(sorted(other))} and lacks {", ".join(sorted(lacking))}. A training can '
-                                 f'start from its backbone: --cfg-options pretrained={checkpoint}') from error
-        lines = [' '.join(line.split()) for line in str(error).splitlines()]
-        raise PreflightError(f'the checkpoint {checkpoint} does not fit the config: '
-                             f'{" ".join(lines)[:400]}') from error
+        raise PreflightError(_mismatch(model, weights, checkpoint, str(error))) from error
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         # Other buffers, such as attention masks, may be infinite.
         if (isinstance(value, nn.Parameter) or name.endswith(('running_mean', 'running_var'))) and (
@@ -102,13 +84,34 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
     return content.get('meta', {})
 
 
-def _odd_prefixes(names: set[str], own: set[str]) -> list[str]:
+def _mismatch(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str, error: str) -> str:
+    """Why a checkpoint does not fit a model; `error` is torch's."""
+    names, expected, norms = {*weights}, {*model.state_dict()}, dict(norm_layers(model))
+    if (odd := names ^ expected) and all(key.rpartition('.')[0] in norms for key in odd):
+        key = min(odd)
+        of_norms = {name.rpartition('.')[2] for name in names if name.rpartition('.')[0] in norms}
+        kind = 'UN+' if 'running_mean' in of_norms else 'UN' if 'running_var' in of_norms else 'LN'
+        return (f"the checkpoint {checkpoint} {'has' if key in names else 'lacks'} {key}: its norms are not the "
+                f"config's. Name them with --norm, such as --norm {kind}.")
+    if prefixes := _odd_prefixes(names, expected):
+        return (f"the names in the checkpoint {checkpoint} begin with {' or '.join(prefixes)}, and the model's do not: "
+                f'save the weights of one without it (`name.removeprefix({prefixes[-1]})`).')
+    parts, expected_parts = ({name.partition('.')[0] for name in keys} for keys in (names, expected))
+    missing, unexpected = sorted(expected_parts - parts), sorted(parts - expected_parts)
+    if 'backbone' in parts & expected_parts and missing and unexpected:
+        return (f'the checkpoint {checkpoint} is not of a {type(model).__name__}: it has {", ".join(unexpected)} and '
+                f'lacks {", ".join(missing)}. A training can start from its backbone: --cfg-options '
+                f'pretrained={checkpoint}')
+    return f'the checkpoint {checkpoint} does not fit the config: {" ".join(error.split())[:400]}'
+
+
+def _odd_prefixes(names: set[str], expected: set[str]) -> list[str]:
     """Prefixes of a checkpoint's names before the model's names, such as "'teacher.'"; empty without a match."""
-    longest = max(own, key=len)
+    longest = max(expected, key=len)
     prefixes = {name.removesuffix(longest) for name in names if name.endswith(f'.{longest}')}
-    found = [prefix for prefix in prefixes if names.issuperset(prefix + name for name in own)]
-    tops, own_tops = ({name.partition('.')[0] for name in each} for each in (names, own))
-    if not found and len(tops) == 1 and not tops & own_tops:  # a model of another project
+    found = [prefix for prefix in prefixes if names.issuperset(prefix + name for name in expected)]
+    tops, expected_tops = ({name.partition('.')[0] for name in keys} for keys in (names, expected))
+    if not found and len(tops) == 1 and not tops & expected_tops:  # a model of another project
         found = [f'{tops.pop()}.']
     return sorted(map(repr, found))
 

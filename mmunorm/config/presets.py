@@ -115,7 +115,7 @@ def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
 
     Raises:
         PreflightError: there is no backbone, there is no such type, the steps of the run are not known, or the
-            model is a `ConvertedModel`.
+            model lists its converted norms.
     """
     if 'converted' in cfg.model:
         raise PreflightError(f'{cfg.filename or "the config"} lists which of its LayerNorms are converted to '
@@ -143,11 +143,14 @@ def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
             cfg.model[part] = {**cfg.model[part], 'type': REPLACED_TYPE, 'of': kind, 'norm_cfg': complete}
 
 
-@MODELS.register_module(name=REPLACED_TYPE)
-def replaced_norms(of: str, norm_cfg: dict, **cfg) -> nn.Module:
-    """Builds a backbone of type `of` with the settings `cfg`, and replaces its norms by norms of `norm_cfg`."""
-    backbone = MODELS.build(dict(type=of, **cfg))
-    return backbone if norm_cfg['type'] == 'LN' else replace_norms(backbone, norm_cfg)
+@MODELS.register_module(name=[REPLACED_TYPE, 'ConvertedModel'])  # the second is an older name
+def replaced_norms(of: str, norm_cfg: dict, converted: Sequence[str] | None = None, **cfg) -> nn.Module:
+    """Builds a model of type `of` with the settings `cfg`, and replaces its LayerNorms by norms of `norm_cfg`.
+
+    `converted` (Sequence[str], optional) are the full names of those to replace. Defaults to None: all.
+    """
+    model = MODELS.build(dict(type=of, **cfg))
+    return model if norm_cfg['type'] == 'LN' else replace_norms(model, norm_cfg, converted)
 
 
 def use_map_forms(cfg: Config) -> None:

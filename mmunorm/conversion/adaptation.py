@@ -25,20 +25,20 @@ from ..norms.base import check_count
 from ..norms.layers import is_channels_first
 from ..norms.replace import is_any, layer_norms
 from ..utils import check_module, error_text, eval_mode, plural, whole_file
-from .agreement import TINY, Agreement, agreement, teacher_norms
+from .agreement import Agreement, agreement, teacher_norms
 from .calls import recorded, tensors_of, watched
 from .images import batch_of, batches_of, floating, single_images, spread, suspicious
 from .report import ConversionError
-from .statistics import mean_and_square, token_sums, tokens_of
+from .statistics import mean_and_square, share_of_variance, token_sums, tokens_of
 
 BLOCKS, WHOLE = 'block by block', 'end to end'
-HELD_OUT = 256  # images at most, if the caller names none
-CHECKS, CHECK_EVERY = 20, 10  # the loss on held-out images is measured so often a phase, after so many steps or more,
-CHECKED_IMAGES, CHECKED_BATCHES = 64, 4  # on so many at most
-RISEN = 1.5  # from this share of the least loss on, training goes back to the best weights,
-SLOWER = 0.3  # at this share of the rate
-WARMUP = 60  # steps, at most a tenth
-NEAR = 1e-3  # relative difference of the norms of two models that are to be the same
+HELD_OUT = 256  # maximum number of held-out images if the caller names none
+CHECKS, CHECK_EVERY = 20, 10  # maximum number of checks on held-out images in a phase, and minimum steps between them
+CHECKED_IMAGES, CHECKED_BATCHES = 64, 4  # maximum number of images and of batches of a check
+ROLLBACK_RATIO = 1.5  # of the loss to the least one, from which on training returns to the best weights
+ROLLBACK_LR_FACTOR = 0.3
+WARMUP = 60  # steps, at most a tenth of all
+SAME_START = 1e-3  # maximum relative difference of the norms of a resumed run
 UNRELATED, SAME = 1., 0.005  # differences of the weights from the teacher's, relative to their size
 AUGMENTED = 'images after augment'
 _VIT = 'timm.models.vision_transformer.VisionTransformer'  # samples tokens where it drops patches
@@ -154,8 +154,9 @@ def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *,
     with eval_mode(model, teacher):
         run = _Run(model, teacher, images, number, held_out, augment, min(batch_size, number), tokens, progress)
         if work_dir is not None:
-            run.open(Path(work_dir), dict(steps=steps, block_steps=block_steps, batch_size=batch_size, lr=lr,
-                                          block_lr=block_lr, tokens=tokens, held_out=len(held_out)))
+            run.open(Path(work_dir, 'adapt.pt'), dict(
+                steps=steps, block_steps=block_steps, batch_size=batch_size, lr=lr, block_lr=block_lr, tokens=tokens,
+                held_out=len(held_out)))
         if not run.reached:
             run.reached['converted'] = reached = measured()
             if not math.isfinite(reached.score):
@@ -166,7 +167,7 @@ def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *,
                 before, reached = list(run.reached.values())[-1], measured()
                 if not reached.score >= before.score:
                     run.notes.append(f'{phase} made the whole model worse, so its weights are those before: {reached}')
-                    _put_back(run.weights, first)
+                    _restore(run.weights, first)
                     reached = before
                 run.reached[phase] = reached
         notes += suspicious([run.checked], few=1)
@@ -183,80 +184,59 @@ class _Run:
         self.norms = layer_norms(teacher)
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.device = self.weights[0].device
-        one = floating(augment(batch_of(images, [0], self.device, 'images'), torch.Generator()), AUGMENTED)
-        few = spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
-        self.checked = floating(batch_of(held_out, few, self.device, 'held_out'), 'held_out')
+        first = floating(augment(batch_of(images, [0], self.device, 'images'), torch.Generator()), AUGMENTED)
+        checked = spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
+        self.checked = floating(batch_of(held_out, checked, self.device, 'held_out'), 'held_out')
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(
             self.checked.dtype == torch.float32 and _has_bfloat16(self.device)))
         dims = {}
 
-        def see(module: nn.Module, args: tuple, kwargs: dict, output) -> None:
-            dims[module] = [each.dim() for each in tensors_of(output)[:1]]
+        def note_dims(module: nn.Module, args: tuple, kwargs: dict, output) -> None:
+            dims[module] = [tensor.dim() for tensor in tensors_of(output)[:1]]
 
-        for name, first in {AUGMENTED: one, 'held_out': self.checked[:1]}.items():
+        for name, image in {AUGMENTED: first, 'held_out': self.checked[:1]}.items():
             try:
-                with torch.no_grad(), watched(teacher.modules(), see):
-                    outputs = tensors_of(teacher(first))
+                with torch.no_grad(), watched(teacher.modules(), note_dims):
+                    outputs = tensors_of(teacher(image))
             except Exception as error:
-                raise ConversionError(f'{name}: {type(teacher).__name__} does not take {first.dtype} of '
-                                      f'{tuple(first.shape)}: {error_text(error)}') from error
+                raise ConversionError(f'{name}: {type(teacher).__name__} does not take {image.dtype} of '
+                                      f'{tuple(image.shape)}: {error_text(error)}') from error
             if not outputs or not all(output.isfinite().all() for output in outputs):
                 raise ConversionError(f'teacher: its output on the first of {name} is not finite, or no tensor')
-        without_channels = {module for module, first in dims.items() if first and first[0] < 2}
+        without_channels = {module for module, dim in dims.items() if dim and dim[0] < 2}
         self.parts = _parts(teacher, set(self.norms.values()), without_channels)
-        self.path, self.settings, self.start, self.saved = None, {}, {}, {}
+        self.file, self.saved = None, {}
         self.reached, self.history, self.notes = {}, [], []
 
-    def open(self, folder: Path, settings: dict) -> None:
-        """Resumes from the state of a killed run in a folder."""
-        some = batch_of(self.images, spread(len(self.images), CHECKED_IMAGES), torch.device('cpu'), 'images')
-        values = self.model.state_dict()
-        # Norms are compared with a tolerance: the sums that they are fitted by depend on the number of threads.
-        of_norms = {name: value for name, value in values.items() if any(name.startswith(f'{n}.') for n in self.norms)}
-        others = [value for name, value in values.items() if name not in of_norms]
-        self.path, self.settings = folder / 'adapt.pt', dict(
-            settings, images=_checksum([some, self.checked], len(self.images)), teacher=_checksum(
-                [*self.teacher.parameters(), *self.teacher.buffers()]), model=_checksum(others),
-            trained=[name for name, weight in self.model.named_parameters() if weight.requires_grad],
-            augment=getattr(self.augment, '__qualname__', type(self.augment).__name__))
-        self.start = {name: value.clone() for name, value in of_norms.items()}
-        folder.mkdir(parents=True, exist_ok=True)
-        if not self.path.is_file():
+    def open(self, path: Path, settings: dict) -> None:
+        """Resumes from the file of a killed run, and writes to it at each check."""
+        sampled = batch_of(self.images, spread(len(self.images), CHECKED_IMAGES), torch.device('cpu'), 'images')
+        self.file = _ResumeFile(path, self.model, self.norms, dict(
+            settings, images=_checksum([sampled, self.checked], len(self.images)),
+            teacher=_checksum([*self.teacher.parameters(), *self.teacher.buffers()]),
+            augment=getattr(self.augment, '__qualname__', type(self.augment).__name__)))
+        self.saved = self.file.read(self.device)
+        if not self.saved:
             return
-        try:
-            saved = torch.load(self.path, map_location=self.device, weights_only=True)
-            before, start, state = saved['settings'], saved['start'], saved['state']
-            names, same = saved['state_dict'].keys(), {name: _is_near(start[name], self.start[name]) for name in start}
-        except Exception as error:
-            raise ConversionError(f'work_dir={str(folder)!r}: adapt.pt is damaged or no state of an adaptation; delete '
-                                  'it, or name another folder') from error
-        other = [name for name, value in self.settings.items() if before.get(name) != value]
-        if start.keys() != self.start.keys() or not all(same.values()) or names != values.keys():
-            other.append('model')
-        if other:
-            raise ConversionError(f'work_dir={str(folder)!r}: adapt.pt is of another adaptation: '
-                                  f'{", ".join(dict.fromkeys(other))} differ; delete it, or name another folder')
-        self.model.load_state_dict(saved['state_dict'], strict=False)  # mmpretrain's SwinV2 drops tables
-        self.reached = {phase: Agreement(**values) for phase, values in saved['reached'].items()}
-        self.history, self.saved = saved['history'], saved
-        self.notes = [*saved['notes'], f'continued from {self.path}, {state["phase"]}, step {state["step"]}']
+        self.model.load_state_dict(self.saved['state_dict'], strict=False)  # mmpretrain's SwinV2 drops tables
+        self.reached = {phase: Agreement(**values) for phase, values in self.saved['reached'].items()}
+        self.history, state = self.saved['history'], self.saved['state']
+        self.notes = [*self.saved['notes'], f'continued from {path}, {state["phase"]}, step {state["step"]}']
 
     def save(self, state: dict, optimizer: torch.optim.Optimizer) -> None:
         now = _copies(self.weights)
-        _put_back(self.weights, state['best'])
-        reached = {phase: asdict(each) for phase, each in self.reached.items()}
-        with whole_file(self.path) as part:
-            torch.save(dict(state_dict=self.model.state_dict(), state={**state, 'best': None}, now=now, reached=reached,
-                            optimizer=optimizer.state_dict(), settings=self.settings, start=self.start,
-                            history=self.history, notes=self.notes), part)
-        _put_back(self.weights, now)
+        _restore(self.weights, state['best'])
+        reached = {phase: asdict(result) for phase, result in self.reached.items()}
+        self.file.write(state_dict=self.model.state_dict(), state={**state, 'best': None}, now=now, reached=reached,
+                        optimizer=optimizer.state_dict(), history=self.history, notes=self.notes)
+        _restore(self.weights, now)
 
     def train(self, phase: str, steps: int, lr: float) -> list[Tensor]:
         """One phase; the model ends with the weights of the least loss. Returns those at the beginning."""
         weights, optimizer, first = self.weights, _optimizer(self.weights), _copies(self.weights)
         if self.saved and self.saved['state']['phase'] == phase:
             state = dict(self.saved['state'], best=first)
-            _put_back(weights, self.saved['now'])
+            _restore(weights, self.saved['now'])
             optimizer.load_state_dict(self.saved['optimizer'])
         else:
             state = dict(phase=phase, step=0, begun=0, skipped=0, rate=lr, least=self.held_out_loss(phase), best=first,
@@ -275,9 +255,9 @@ class _Run:
                     now, state['step'] = self.held_out_loss(phase), step
                     if now <= state['least']:
                         state.update(least=now, best=_copies(weights))
-                    elif not now < RISEN * state['least']:  # nan, too
-                        _put_back(weights, state['best'])
-                        state.update(rate=state['rate'] * SLOWER, begun=step)
+                    elif not now < ROLLBACK_RATIO * state['least']:  # also if the loss is NaN
+                        _restore(weights, state['best'])
+                        state.update(rate=state['rate'] * ROLLBACK_LR_FACTOR, begun=step)
                         optimizer = _optimizer(weights)
                     tokens = agreement(self.model, self.teacher, self.checked).tokens
                     self.history.append(dict(phase=phase, step=step, loss=now, rate=state['rate'], tokens=tokens))
@@ -285,10 +265,10 @@ class _Run:
                     bar.set_postfix_str(reached)
                     if self.progress and bar.disable:  # no terminal: a log file
                         print(f'{phase}, step {step} of {steps}: {reached}', flush=True)
-                    if self.path is not None:
+                    if self.file is not None:
                         self.save(state, optimizer)
         finally:
-            _put_back(weights, state['best'])
+            _restore(weights, state['best'])
             optimizer.zero_grad()
         if state['skipped']:
             self.notes.append(f'{phase}: {state["skipped"]} of {plural(steps, "step")} skipped, loss or gradient not '
@@ -322,8 +302,8 @@ class _Run:
             with torch.no_grad(), recorded(self.teacher, self.parts) as wanted:
                 output = self.teacher(images)
             if phase == BLOCKS:
-                return _mean(_relative_error(*(_update(each, args, name in self.norms) for each in (
-                    self.model.get_submodule(name)(*args, **kwargs), out))) for name, args, kwargs, out in wanted)
+                return _mean(_relative_error(*(_update(output, args, name in self.norms) for output in (
+                    self.model.get_submodule(name)(*args, **kwargs), target))) for name, args, kwargs, target in wanted)
             with recorded(self.model, self.parts) as got:
                 pairs = list(zip(tensors_of(self.model(images)), tensors_of(output), strict=True))
         pairs = [[_tokens(x, 1 if x.dim() == 4 else -1) for x in pair] for pair in pairs if pair[0].dim()]
@@ -333,6 +313,45 @@ class _Run:
         return (_mean(_relative_error(*pair) for pair in pairs)
                 + _mean(1 - F.cosine_similarity(*pair, dim=-1) for pair in pairs)
                 + _mean(_relative_error(*(F.layer_norm(x, x.shape[-1:]) for x in pair)) for pair in streams))
+
+
+class _ResumeFile:
+    """A file of the state of a run and of what it depends on, so that the same call resumes it, and no other call."""
+
+    def __init__(self, path: Path, model: nn.Module, norms: Iterable[str], settings: dict):
+        values = model.state_dict()
+        self.path, self.names = path, values.keys()
+        # Norms are compared with a tolerance: the sums that they are fitted by depend on the number of threads.
+        self.start = {name: value.clone() for name, value in values.items()
+                      if any(name.startswith(f'{norm}.') for norm in norms)}
+        self.settings = dict(
+            settings, model=_checksum(value for name, value in values.items() if name not in self.start),
+            trained=[name for name, weight in model.named_parameters() if weight.requires_grad])
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def read(self, device: torch.device) -> dict:
+        """The saved state; empty if there is no file. Raises a ConversionError if it is of another run."""
+        if not self.path.is_file():
+            return {}
+        file = f'work_dir={str(self.path.parent)!r}: {self.path.name}'
+        try:
+            saved = torch.load(self.path, map_location=device, weights_only=True)
+            settings, start, names = saved['settings'], saved['start'], saved['state_dict'].keys()
+            is_same = saved['state'] and all(_is_near(start[name], self.start[name]) for name in start)
+        except Exception as error:
+            raise ConversionError(f'{file} is damaged or no state of an adaptation; delete it, or name another '
+                                  'folder') from error
+        other = [name for name, value in self.settings.items() if settings.get(name) != value]
+        if start.keys() != self.start.keys() or not is_same or names != self.names:
+            other.append('model')
+        if other:
+            raise ConversionError(f'{file} is of another adaptation: {", ".join(dict.fromkeys(other))} differ; delete '
+                                  'it, or name another folder')
+        return saved
+
+    def write(self, **state) -> None:
+        with whole_file(self.path) as part:
+            torch.save(dict(state, settings=self.settings, start=self.start), part)
 
 
 @torch.no_grad()
@@ -358,16 +377,17 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> list[str]:
     check_module(model)
     check_module(teacher, 'teacher')
     names = teacher_norms(teacher)
-    for role, each in dict(model=model, teacher=teacher).items():
-        for name, weight in each.named_parameters():
+    for role, module in dict(model=model, teacher=teacher).items():
+        for name, weight in module.named_parameters():
             if weight.is_floating_point() and weight.dtype not in (torch.float32, torch.float64):
                 raise ConversionError(f'{role}: {name} is {weight.dtype}; train in float32, bfloat16 is used inside')
-    mine, theirs = ({name: str(tuple(weight.shape)) for name, weight in each.named_parameters()
-                     if not any(name.startswith(f'{norm}.') for norm in names)} for each in (model, teacher))
-    for name in {**theirs, **mine}:
-        if mine.get(name) != theirs.get(name):
-            raise ConversionError(f'teacher: has another architecture: {name} is {theirs.get(name, "missing")} in it '
-                                  f'and {mine.get(name, "missing")} in the model')
+    shapes, teacher_shapes = (
+        {name: str(tuple(weight.shape)) for name, weight in module.named_parameters()
+         if not any(name.startswith(f'{norm}.') for norm in names)} for module in (model, teacher))
+    for name in {**teacher_shapes, **shapes}:
+        if shapes.get(name) != teacher_shapes.get(name):
+            raise ConversionError(f'teacher: has another architecture: {name} is {teacher_shapes.get(name, "missing")} '
+                                  f'in it and {shapes.get(name, "missing")} in the model')
     if not any(isinstance(part, OfflineNorm) for name in names for part in model.get_submodule(name).modules()):
         raise ConversionError(f'model: {type(model).__name__} has no norms to adapt; call convert_norms first')
     trained = {weight.data_ptr(): name for name, weight in model.named_parameters()
@@ -377,11 +397,12 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> list[str]:
     for weight in teacher.parameters():
         if weight.data_ptr() in trained:
             raise ConversionError(f'teacher: shares {trained[weight.data_ptr()]} with the model; take a copy.deepcopy')
-    apart, both = 0., 0.
-    for name in mine:
-        x, y = (each.get_parameter(name).detach().double() for each in (model, teacher))
-        apart, both = apart + (x - y).square().sum().item(), both + (x.square().sum() + y.square().sum()).item()
-    share = (2 * apart / both) ** 0.5 if both else 0.  # 1.41 for independent weights
+    difference, size = 0., 0.
+    for name in shapes:
+        x, y = (module.get_parameter(name).detach().double() for module in (model, teacher))
+        difference += (x - y).square().sum().item()
+        size += (x.square().sum() + y.square().sum()).item()
+    share = (2 * difference / size) ** 0.5 if size else 0.  # 1.41 for independent weights
     what = f"the model's weights, without norms, differ from the teacher's by {share:.0%} of their size"
     if share > UNRELATED:
         raise ConversionError(f'teacher: {what}; pass the model that it was converted from')
@@ -396,12 +417,12 @@ def _parts(model: nn.Module, norms: set[nn.Module], without_channels: set[nn.Mod
     """
     parts: dict[str, int] = {}
     for name, module in model.named_modules():
-        lists = [each for each in module.modules() if isinstance(each, (nn.Sequential, nn.ModuleList))]
-        inner = {child for each in lists for child in each if not norms.isdisjoint(child.modules())}
-        own = norms.intersection(module.modules())
-        is_part = name and inner <= norms and module not in (*lists, *without_channels)
-        if own and (module in norms or is_part) and not any(name.startswith(f'{part}.') for part in parts):
-            parts[name] = 1 if any(map(is_channels_first, own)) else -1
+        lists = [inner for inner in module.modules() if isinstance(inner, (nn.Sequential, nn.ModuleList))]
+        listed = {child for modules in lists for child in modules if not norms.isdisjoint(child.modules())}
+        inner_norms = norms.intersection(module.modules())
+        is_part = name and listed <= norms and module not in (*lists, *without_channels)
+        if inner_norms and (module in norms or is_part) and not any(name.startswith(f'{part}.') for part in parts):
+            parts[name] = 1 if any(map(is_channels_first, inner_norms)) else -1
     return parts
 
 
@@ -434,9 +455,7 @@ def _update(output, args: tuple, is_norm: bool) -> Tensor:
 def _relative_error(x: Tensor, wanted: Tensor) -> Tensor:
     """`log1p(squared error / variance of wanted)` of each image, `(N,)`; of the batch if images have one value each."""
     number = len(wanted) if wanted.numel() > len(wanted) else 1
-    x, wanted = x.reshape(number, -1), wanted.reshape(number, -1)
-    size = (wanted - wanted.mean(1, keepdim=True)).square().sum(1).clamp(min=TINY)
-    return ((x - wanted).square().sum(1) / size).log1p()
+    return share_of_variance(x.reshape(number, -1), wanted.reshape(number, -1)).log1p()
 
 
 def _tokens(x: Tensor, axis: int) -> Tensor:
@@ -454,7 +473,7 @@ def _checksum(tensors: Iterable[Tensor], start: int = 0) -> int:
 
 
 def _is_near(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and bool((x - y).double().norm() <= NEAR * y.double().norm())
+    return x.shape == y.shape and bool((x - y).double().norm() <= SAME_START * y.double().norm())
 
 
 def _copies(weights: Sequence[Tensor]) -> list[Tensor]:
@@ -462,7 +481,7 @@ def _copies(weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _put_back(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def _restore(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for weight, value in zip(weights, values, strict=True):
         weight.copy_(value)
 

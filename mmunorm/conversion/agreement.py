@@ -13,8 +13,7 @@ from ..utils import eval_mode
 from .calls import recorded, tensors_of
 from .images import batches_of, single_images
 from .report import ConversionError
-
-TINY = 1e-12
+from .statistics import TINY
 
 
 @dataclass(frozen=True)
@@ -55,34 +54,37 @@ def agreement(model: nn.Module, teacher: nn.Module, images, batch_size: int = 16
     device = next(model.parameters()).device
     names = teacher_norms(teacher)
     errors = defaultdict(lambda: torch.zeros(2, device=device))
-    sums, vectors = [], ([], [])
+    sums, vectors = [], ([], [])  # of tokens by image; one vector per image, of the model and of the teacher
     for batch in batches_of(images, batch_size, device, 'images'):
-        lasts = []
-        with eval_mode(teacher), recorded(teacher, names) as theirs:
-            wanted = teacher(batch)
-        with eval_mode(model), recorded(model, names) as mine:
+        with eval_mode(teacher), recorded(teacher, names) as teacher_calls:
+            target = teacher(batch)
+        with eval_mode(model), recorded(model, names) as calls:
             output = model(batch)
-        for (name, *_, y), (*_, t) in zip(mine, theirs, strict=True):
+        for (name, *_, y), (*_, t) in zip(calls, teacher_calls, strict=True):
             errors[name] += torch.stack([(y - t).square().sum(), (t - t.mean()).square().sum()])
-        axis = 1 if is_channels_first(names[mine[-1][0]]) else -1
-        for rows, calls, whole in zip(vectors, (mine, theirs), (output, wanted), strict=True):
-            dims = whole.dim() if isinstance(whole, Tensor) else 0
+        axis = 1 if is_channels_first(names[calls[-1][0]]) else -1
+        compared = []
+        results = (calls[-1][-1], output), (teacher_calls[-1][-1], target)
+        for rows, (last_norm, result) in zip(vectors, results, strict=True):
+            dims = result.dim() if isinstance(result, Tensor) else 0
             if dims > 2:
-                last = whole.movedim(1 if dims == 4 else -1, -1)
+                tokens = result.movedim(1 if dims == 4 else -1, -1)
             else:
-                last = tensors_of(calls[-1][-1])[0].movedim(axis, -1)
-            rows.append((whole if dims == 2 else last.flatten(1, -2).mean(1)).double())
-            lasts.append(last.flatten(1).double())
-        x, y = lasts
+                tokens = tensors_of(last_norm)[0].movedim(axis, -1)
+            rows.append((result if dims == 2 else tokens.flatten(1, -2).mean(1)).double())
+            compared.append(tokens.flatten(1).double())
+        x, y = compared
         sums.append(torch.stack([torch.full_like(x[:, 0], x.shape[1]), x.sum(1), y.sum(1), x.square().sum(1),
                                  y.square().sum(1), (x * y).sum(1)]))
     sums = torch.cat(sums, 1)
-    own = _correlation(sums)
+    of_images = _correlation(sums)
     x, y = (torch.cat(rows) - torch.cat(rows).mean(0) for rows in vectors)
     pooled = ((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt().clamp(min=TINY)).item()
-    return Agreement(_correlation(sums.sum(1)).item(), pooled if len(own) > 1 else None, own.quantile(0.1).item(),
-                     own.min().item(), tuple(own.nan_to_num(-torch.inf).argsort()[:5].tolist()),
-                     {name: (error / size.clamp(min=TINY)).item() for name, (error, size) in errors.items()})
+    return Agreement(
+        tokens=_correlation(sums.sum(1)).item(), pooled=pooled if len(of_images) > 1 else None,
+        percentile_10=of_images.quantile(0.1).item(), worst=of_images.min().item(),
+        worst_images=tuple(of_images.nan_to_num(-torch.inf).argsort()[:5].tolist()),
+        norms={name: (error / size.clamp(min=TINY)).item() for name, (error, size) in errors.items()})
 
 
 def _correlation(sums: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def _copied(value):
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return {key: _copied(each) for key, each in value.items()}
+        return {key: _copied(item) for key, item in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (tuple, list) else value
 
 

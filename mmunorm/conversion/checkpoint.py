@@ -4,7 +4,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from mmengine.config import Config, ConfigDict
@@ -15,33 +14,14 @@ from mmpretrain.models.classifiers import BaseClassifier
 from torch import nn
 
 from ..config.models import build_model
-from ..config.presets import parse_preset, replace_norm_cfgs, with_means_kept
+from ..config.presets import REPLACED_TYPE, parse_preset, replace_norm_cfgs, replaced_norms, with_means_kept
 from ..norms import OfflineNorm
-from ..norms.replace import build_like, disable_fast_path, layer_norms, set_submodules, with_fused_parts
+from ..norms.replace import layer_norms
 from ..utils import PreflightError, whole_file, write_text
 from .convert import ConversionError, goal_like
 from .report import ConversionReport
 
-CONVERTED_TYPE = 'ConvertedModel'
-
-
-@MODELS.register_module(name=CONVERTED_TYPE)
-def converted_model(of: str, norm_cfg: dict, converted: Sequence[str], **cfg) -> nn.Module:
-    """Builds a model of type `of` in which norms of `norm_cfg` replace some LayerNorms.
-
-    Args:
-        of (str): the model's type, such as 'ImageClassifier'; `cfg` are its other settings.
-        norm_cfg (dict): config of the norms.
-        converted (Sequence[str]): full names of the LayerNorms to replace. An unknown name is a ValueError.
-    """
-    model = MODELS.build(dict(type=of, **cfg))
-    norms = layer_norms(model)
-    if missing := [name for name in converted if name not in norms]:
-        raise ValueError(f'converted: {of} has no LayerNorm {missing[0]!r}')
-    disable_fast_path(model, list(converted))
-    set_submodules(model, {name: with_fused_parts(build_like(norm_cfg, norms[name], model), norms[name])
-                           for name in converted})
-    return model
+converted_model = replaced_norms  # an older name, for one release
 
 
 def parse_goal(text: str) -> tuple[str, dict]:
@@ -81,7 +61,7 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
 
     If `norm_cfg` of the backbone can describe all norms, it is set there; mmpretrain's Swin, which does not pass it to
     all of its norms, becomes `UNSwinTransformer`. Otherwise, for example if norms are kept, the model's type becomes
-    `ConvertedModel`, which lists the converted norms. It is trained by distillation from the LayerNorm model.
+    `ReplacedNorms`, with a list of the converted norms. It is trained by distillation from the LayerNorm model.
 
     Args:
         cfg (Config): config of the model with LayerNorm; `teacher` (str) is its checkpoint.
@@ -107,7 +87,7 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
             return new
     converted = {model.get_submodule(norm.norm) for norm in report.converted}
     names = [name for name, module in model.named_modules(remove_duplicate=False) if module in converted]
-    new.model = ConfigDict({**copy.deepcopy(cfg.model), 'type': CONVERTED_TYPE, 'of': cfg.model.type,
+    new.model = ConfigDict({**copy.deepcopy(cfg.model), 'type': REPLACED_TYPE, 'of': cfg.model.type,
                             'norm_cfg': dict(norm_cfg), 'converted': names})
     if isinstance(new.model.get('backbone'), dict):
         new.model.backbone.init_cfg = None
@@ -117,10 +97,10 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
 def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
     """The config of the model with LayerNorm, given the config of a converted one, which is unchanged.
 
-    `model_cfg` is of type `ConvertedModel`, or has a backbone that accepts `norm_cfg`; else raises a PreflightError.
+    `model_cfg` lists its converted norms, or has a backbone that accepts `norm_cfg`; else raises a PreflightError.
     """
     cfg = ConfigDict(copy.deepcopy(model_cfg))
-    if cfg.get('type') == CONVERTED_TYPE:
+    if 'converted' in cfg:
         cfg.type = cfg.pop('of')
         del cfg['norm_cfg'], cfg['converted']
     elif isinstance(cfg.get('backbone'), dict):

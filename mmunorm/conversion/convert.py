@@ -2,11 +2,7 @@
 from __future__ import annotations
 
 import copy
-import math
-import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 
 import torch
@@ -27,11 +23,10 @@ from ..norms.replace import (
     set_submodules,
     with_fused_parts,
 )
-from ..registry import MODELS, print_log
+from ..registry import MODELS
 from ..utils import check_module, error_text, eval_mode
 from .calls import OtherReaders, watched
 from .images import all_batches, suspicious
-from .replay import MEMORY, Replay
 from .report import ConversionError, ConversionReport, ConvertedNorm
 from .statistics import (
     NUM_SUMS,
@@ -47,10 +42,9 @@ from .statistics import (
 
 UN_CFG = dict(type='UN')
 TOLERANCE = 0.02  # how far the output of a LayerNorm may be from the formula, as a share of its size; bfloat16 rounds
-
-
-class _Enough(Exception):
-    """Ends a forward pass: nothing after the measured norm is needed."""
+SWEEPS = 2  # passes over the batches that fit the norms
+GROUPS = 32  # of batches, at most: parts of the sums that the second sweep replaces
+REGULAR_EXPRESSION = set(r'\*+?|^$()[]{}')  # characters that no name of a module has
 
 
 @torch.inference_mode(False)  # parameters made inside it cannot be trained
@@ -67,10 +61,10 @@ def convert_norms(model: nn.Module,
 
         a = gamma * Cov(x, u) / Var(x)      b = beta + gamma * E[u] - a * E[x]      u = (x - mu) / sigma
 
-    Norms are converted one by one in the order in which they run, each on inputs from the converted layers before it.
-    This takes as long as five to six forward passes over all batches; up to 2 GiB of blocks' outputs are cached. A
-    last pass measures the errors; if they differ from those of the fit, all norms are fitted again in full passes. A
-    norm that runs several times is fitted over all its runs. Only the norms' weights change.
+    Each norm is fitted to its inputs from the converted layers before it: at every call, it is first fitted to all of
+    its inputs so far. A second sweep over the batches replaces the inputs of the first, step by step. One pass before
+    checks the LayerNorms, and one after measures the errors: four forward passes over all batches. A norm that runs
+    several times is fitted over all its runs. Only the norms' weights change.
 
     Args:
         model (nn.Module): a trained model of any library, with LayerNorms or RMSNorms over the channels of `(..., C)`
@@ -82,7 +76,7 @@ def convert_norms(model: nn.Module,
             are moved to the model's device.
         norm_cfg (dict): config of the new norms: UN, MABN, TokenBN, RepBN, or PN without `layer_scale`. `eta` starts
             at 0. Defaults to `dict(type='UN')`.
-        keep (Sequence[str]): regular expressions; a LayerNorm whose full name matches one of them is kept.
+        keep (Sequence[str]): full names of LayerNorms to keep, or of modules whose LayerNorms are kept.
         progress (bool): show a progress bar. Defaults to False.
 
     Returns:
@@ -105,7 +99,7 @@ def convert_norms(model: nn.Module,
         what = no_layer_norms(model) if not names else 'is itself a LayerNorm, not a model with some'
         others = ''.join(f'; {other} is none' for other in _others(model, names)[:1])
         raise ConversionError(f'model: {type(model).__name__} {what}{others}')
-    kept = dict.fromkeys(_matching(names, keep), 'as was asked for')
+    kept = dict.fromkeys(_named(names, keep), 'requested')
     wanted = {name: norm for name, norm in names.items() if norm not in kept}
     if not wanted:
         raise ConversionError(f'keep={list(keep)!r} keeps all LayerNorms')
@@ -117,16 +111,14 @@ def convert_norms(model: nn.Module,
     return _convert_all(model, batches, names, goals, kept, progress)
 
 
-def _matching(names: dict[str, nn.Module], keep: Sequence[str]) -> Iterator[nn.Module]:
-    """The LayerNorms whose names some regular expressions match as a whole."""
-    for pattern in keep:
-        try:
-            found = [norm for name, norm in names.items() if re.fullmatch(pattern, name)]
-        except re.error as error:
-            raise ConversionError(f'keep: {pattern!r} is no regular expression: {error}') from None
+def _named(names: dict[str, nn.Module], keep: Sequence[str]) -> Iterator[nn.Module]:
+    """The LayerNorms with these full names, or inside of modules with these names."""
+    for entry in keep:
+        found = [norm for name, norm in names.items() if f'{name}.'.startswith(f'{entry}.')]
         if not found:
-            raise ConversionError(f'keep: no LayerNorm has a name that {pattern!r} matches as a whole; '
-                                  f'names are such as {next(iter(names))!r}')
+            hint = '; list names in place of a regular expression' if REGULAR_EXPRESSION & set(entry) else ''
+            raise ConversionError(f'keep: no LayerNorm has the name {entry!r} or is inside of a module of this name; '
+                                  f'names are such as {next(iter(names))!r}{hint}')
         yield from found
 
 
@@ -201,7 +193,7 @@ def norms_to_fit(model: nn.Module) -> dict[str, OfflineNorm]:
 def layer_norm_of(norm: OfflineNorm) -> nn.LayerNorm:
     """The LayerNorm that has the scale and shift of an offline norm."""
     if is_channels_first(norm):
-        from mmpretrain.models.utils import LayerNorm2d as cls  # here: convert_norms runs without it
+        from mmpretrain.models.utils import LayerNorm2d as cls  # lazy import: optional dependency
     else:
         cls = nn.LayerNorm
     new = cls(norm.num_features, eps=norm.eps).to(norm.weight)
@@ -221,55 +213,36 @@ def with_layer_norms(model: nn.Module) -> nn.Module:
 
 def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], goals: dict[nn.Module, OfflineNorm],
                  kept: dict[nn.Module, str], progress: bool) -> ConversionReport:
-    """Puts the goal of each LayerNorm into its place, fitted to it; `names` has all LayerNorms, also those `kept`."""
+    """Replaces each LayerNorm by its goal, fitted to it; `names` has all LayerNorms, also those `kept`."""
     with eval_mode(model):
-        batches = all_batches(batches, partial(_takes, model))
+        batches = all_batches(batches, partial(runs_on, model))
     if not batches:
         raise ConversionError('batches: there is none to take statistics from')
-    places = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}
-    before: dict[nn.Module, _Seen] = {}
+    replacements = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}
+    stats: dict[nn.Module, InputStats] = {}
     for name, norm in names.items():
-        before.setdefault(norm, _Seen(norm, name))
+        stats.setdefault(norm, InputStats(norm, name))
 
-    with eval_mode(model, *places.values()), tqdm(
-            total=len(batches) * (2 + len(goals)), desc='calibrating', unit='batch',
-            disable=None if progress else True) as bar:
+    with eval_mode(model, *replacements.values()), tqdm(total=len(batches) * (2 + SWEEPS), desc='calibrating',
+                                                        unit='batch', disable=None if progress else True) as bar:
         changes = disable_fast_path(model, [name for name in names if names[name] in goals])
         try:
-            with OtherReaders(before) as readers:
-                before = _measure_all(model, batches, before, bar)
-            for norm, function in readers.found.items():
-                before[norm].obstacle = before[norm].obstacle or (
-                    f'has a weight or bias that {function} reads outside of it')
-            obstacles = {norm: seen.obstacle or 'did not run on these samples' for norm, seen in before.items()
-                         if seen.obstacle or not seen.tokens}
-            goals = {norm: goals[norm] for norm in before if norm in goals and norm not in obstacles}
+            with OtherReaders(stats) as readers:
+                stats = _measure(model, batches, stats, bar)
+            obstacles = _obstacles(stats, readers.found)
+            goals = {norm: goals[norm] for norm in stats if norm in goals and norm not in obstacles}
             if not goals:
-                why = next(f'{before[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
-                which = 'its LayerNorm cannot' if len(before) == 1 else f'none of its {len(before)} LayerNorms can'
-                raise ConversionError(f'model: {which} be converted: {why}')
-            for norm, seen in before.items():
+                reason = next(f'{stats[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
+                which = 'its LayerNorm cannot' if len(stats) == 1 else f'none of its {len(stats)} LayerNorms can'
+                raise ConversionError(f'model: {which} be converted: {reason}')
+            for norm, measured in stats.items():
                 if norm not in obstacles:
-                    seen.check('in the model as it is')
-            for memory in (MEMORY, 0):
-                now, fits, left = {}, {}, set(goals)  # what each norm reads after the converted ones
-                with Replay(model, goals, memory) as replay:
-                    for norm, goal in goals.items():
-                        now[norm] = _measure(model, batches, norm, before[norm], left, replay, bar)
-                        goal.set_affine(*now[norm].nearest(), *mean_and_square(now[norm].sums))
-                        fits[norm] = now[norm].error_of(goal)
-                        left.remove(norm)
-                        set_submodules(model, {name: places[norm] for name, each in names.items() if each is norm})
-                after = _measure_all(model, batches, {goal: before[norm].again() for norm, goal in goals.items()}, bar)
-                errors = {norm: after[norm].error_of(goal) for norm, goal in goals.items()}
-                if memory == 0 or all(math.isclose(errors[norm], fit, rel_tol=0.01, abs_tol=1e-5)
-                                      for norm, fit in fits.items()):
-                    break
-                print_log('In the finished model the errors of the norms are not those of the fit: fitting them again, '
-                          'in whole passes', 'current')
-                set_submodules(model, names)
+                    measured.check('in the model as it is')
+            set_submodules(model, {name: replacements[norm] for name, norm in names.items() if norm in goals})
+            fitted = _fit(model, batches, {goal: stats[norm] for norm, goal in goals.items()}, bar)
+            final = _measure(model, batches, {goal: stats[norm].empty_copy() for norm, goal in goals.items()}, bar)
             for norm in goals:
-                after[norm].check('after the norms that are converted')
+                final[norm].check('after the norms that are converted')
         except BaseException:
             set_submodules(model, names)
             for module, name, value in changes:
@@ -277,12 +250,27 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], goals: 
             raise
     kept = {**obstacles, **kept}
     rows = []
-    for norm, seen in before.items():
-        measured = {} if norm in obstacles else dict(seen.spread(), least_affine=seen.error(*seen.nearest()))
+    for norm, measured in stats.items():
+        columns = {} if norm in obstacles else dict(
+            measured.token_spread(), least_affine=measured.error(*measured.nearest()))
         if norm in goals:
-            measured.update(before=now[norm].error(*seen.nearest()), after=errors[norm])
-        rows.append(ConvertedNorm(seen.name, **measured, kept=kept.get(norm, '')))
+            columns.update(before=fitted[goals[norm]].error(*measured.nearest()),
+                           after=final[norm].error_of(goals[norm]))
+        rows.append(ConvertedNorm(measured.name, **columns, kept=kept.get(norm, '')))
     return ConversionReport(tuple(rows), sum(map(_num_samples, batches)), _others(model, names), suspicious(batches))
+
+
+def _obstacles(stats: Mapping[nn.Module, InputStats], readers: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
+    """By norm, why no offline norm can replace it; `readers` are the functions that read its weights elsewhere."""
+    obstacles = {}
+    for norm, measured in stats.items():
+        if measured.obstacle:
+            obstacles[norm] = measured.obstacle
+        elif norm in readers:
+            obstacles[norm] = f'has a weight or bias that {readers[norm]} reads outside of it'
+        elif not measured.tokens:
+            obstacles[norm] = 'did not run on these samples'
+    return obstacles
 
 
 def _others(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]:
@@ -298,8 +286,8 @@ def _others(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]
                  and not has_affine(module) and getattr(module, 'running_var', None) is None)
 
 
-class _Seen:
-    """Statistics of the inputs of one LayerNorm."""
+class InputStats:
+    """Statistics of the inputs of one LayerNorm, or of the norm that replaces it."""
 
     def __init__(self, norm: nn.Module, name: str):
         self.norm, self.name = norm, name
@@ -309,17 +297,15 @@ class _Seen:
         self.largest = self.sums.new_zeros(())
         self.precision = 0.
         self.tokens = 0
-        self.calls: dict[int, int] = defaultdict(int)  # by batch
-        self.obstacle = ''  # why no offline norm can take the norm's place
+        self.obstacle = ''  # why no offline norm can replace the norm
 
-    def again(self) -> _Seen:
-        """An empty one of the same norm."""
-        new = _Seen(self.norm, self.name)
+    def empty_copy(self) -> InputStats:
+        new = InputStats(self.norm, self.name)
         new.gamma = self.gamma
         return new
 
-    def examine(self, args: tuple, kwargs: dict, output) -> None:
-        """Looks whether an offline norm takes such a call, and whether the output of the first call is LayerNorm's."""
+    def validate_call(self, args: tuple, kwargs: dict, output) -> None:
+        """Notes an obstacle if an offline norm takes no such call, or if the first output is not LayerNorm's."""
         (x, pad_mask), dim = input_of(args, kwargs), channel_axis(self.norm, kwargs)
         shape = x.movedim(dim, -1).shape[:-1]
         is_mask = isinstance(pad_mask, Tensor) and pad_mask.dtype == torch.bool and pad_mask.shape == shape
@@ -344,21 +330,24 @@ class _Seen:
                 return True
         return False
 
-    def add(self, args: tuple, kwargs: dict, batch: int) -> None:
+    def add(self, args: tuple, kwargs: dict) -> None:
         """Adds a call of the norm."""
-        dtype, tokens = input_of(args, kwargs)[0].dtype, tokens_of(self.norm, args, kwargs)
-        self.calls[batch] += 1
-        self.precision = torch.finfo(dtype).eps
-        eps, centered = eps_of(self.norm, dtype), not is_rms(self.norm)
+        self.sums += self.sums_of(args, kwargs)
+        tokens = tokens_of(self.norm, args, kwargs)
         self.tokens += len(tokens)
         if len(tokens):
-            self.sums += token_sums(tokens, eps, centered)
-            sigma = deviations(tokens, eps, centered)[1]
+            sigma = deviations(tokens, eps_of(self.norm, input_of(args, kwargs)[0].dtype), not is_rms(self.norm))[1]
             self.sigma += torch.stack([sigma.sum(), sigma.square().sum()])
             self.largest = torch.maximum(self.largest, sigma.max())
 
+    def sums_of(self, args: tuple, kwargs: dict) -> Tensor:
+        """The sums over the tokens of a call."""
+        dtype = input_of(args, kwargs)[0].dtype
+        self.precision = torch.finfo(dtype).eps
+        return token_sums(tokens_of(self.norm, args, kwargs), eps_of(self.norm, dtype), not is_rms(self.norm))
+
     def check(self, where: str) -> None:
-        if not self.tokens:
+        if not self.sums[0, 0]:
             raise ConversionError(f'{self.name} does not run {where}, or reads padding alone')
         if not self.sums.isfinite().all():
             raise ConversionError(f'the input of {self.name} is not finite {where}: no statistics can be taken')
@@ -371,65 +360,88 @@ class _Seen:
 
     def error_of(self, norm: OfflineNorm) -> float:
         """The error of an offline norm as it is stored, in the dtype of its parameters."""
+        return self.error(*self.stored(norm))
+
+    def stored(self, norm: OfflineNorm) -> tuple[Tensor, Tensor]:
+        """The scale and shift of an offline norm; a ConversionError if they are beyond the range of its dtype."""
         scale, shift = norm.affine()
         if not (scale.isfinite().all() and shift.isfinite().all()):
             raise ConversionError(f'{self.name}: the scale or shift that replaces it is beyond {norm.weight.dtype}; '
                                   'convert the model in float32')
-        return self.error(scale, shift)
+        return scale, shift
 
-    def spread(self) -> dict[str, float]:
+    def token_spread(self) -> dict[str, float]:
         """Statistics of the tokens' deviations, for :class:`ConvertedNorm`."""
         mean, square = self.sigma / self.sums[0, 0]
         cv2 = max(0., (square / mean.square() - 1).item())
         return dict(cv=cv2**0.5, least_scalar=cv2 / (1 + cv2), largest=(self.largest / mean).item())
 
 
-def _measure_all(model: nn.Module, batches: list, seen: dict[nn.Module, _Seen],
-                 bar: tqdm) -> dict[nn.Module, _Seen]:
-    """What each norm, or the module in its place, reads; `seen` are empty ones, by these modules.
+def _measure(model: nn.Module, batches: list, stats: dict[nn.Module, InputStats],
+             bar: tqdm) -> dict[nn.Module, InputStats]:
+    """Adds the inputs of each norm, or of the module that replaces it, to its `stats`, given by these modules.
 
     The result is by norm, in the order in which they run; those that do not run come last.
     """
-    ran: dict[nn.Module, _Seen] = {}
-
-    def hook(batch, module, args, kwargs, output):
-        one = ran.setdefault(module, seen[module])
-        if module is one.norm:
-            one.examine(args, kwargs, output)
-        if not one.obstacle:
-            one.add(args, kwargs, batch)
-
-    modules = [module for module, one in seen.items() if len(one.norm.normalized_shape) == 1]
-    for batch, inputs in enumerate(batches):
-        with watched(modules, partial(hook, batch)):
-            run_checked(model, inputs)
-        bar.update()
-    return {one.norm: one for one in [*ran.values(), *seen.values()]}
-
-
-def _measure(model: nn.Module, batches: list, norm: nn.Module, before: _Seen, left: set[nn.Module], replay: Replay,
-             bar: tqdm) -> _Seen:
-    """What one norm reads after the converted ones; `left` are the others, with this one."""
-    seen = before.again()
+    ran: dict[nn.Module, InputStats] = {}
 
     def hook(module, args, kwargs, output):
-        replay.freeze()
-        if module is norm:
-            seen.add(args, kwargs, batch)
-            if seen.calls[batch] == before.calls[batch]:
-                raise _Enough
+        measured = ran.setdefault(module, stats[module])
+        if module is measured.norm:
+            measured.validate_call(args, kwargs, output)
+        if not measured.obstacle:
+            measured.add(args, kwargs)
 
-    with watched(left, hook):
-        for batch, inputs in enumerate(batches):
-            replay.start(batch)
-            with suppress(_Enough):
-                _run(model, inputs)
+    with watched([module for module, measured in stats.items() if len(measured.norm.normalized_shape) == 1], hook):
+        for batch in batches:
+            run_checked(model, batch)
             bar.update()
-    seen.check('after the norms that are converted')
-    return seen
+    return {measured.norm: measured for measured in [*ran.values(), *stats.values()]}
 
 
-def _takes(model: nn.Module, batch) -> bool:
+def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats],
+         bar: tqdm) -> dict[OfflineNorm, InputStats]:
+    """Fits offline norms in the model to LayerNorms; returns the statistics that they are fitted to, by norm.
+
+    At each call, before it runs, a norm is fitted to all of its inputs so far. So the norms after it read almost what
+    they will read in the converted model. The second sweep replaces the inputs of one group of batches after the other.
+    """
+    fitted = {goal: measured.empty_copy() for goal, measured in stats.items()}
+    size = -(-len(batches) // GROUPS)
+    groups = [batches[start:start + size] for start in range(0, len(batches), size)]
+    sums: list[dict[OfflineNorm, Tensor]] = [{} for _ in groups]
+
+    def hook(goal, args, kwargs):
+        measured = fitted[goal]
+        new = measured.sums_of(args, kwargs)
+        measured.sums += new
+        sums[index][goal] = sums[index].get(goal, 0) + new
+        if measured.sums[0, 0] > 0:
+            measured.check('after the norms that are converted')
+            goal.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
+            measured.stored(goal)
+
+    handles = [goal.register_forward_pre_hook(hook, with_kwargs=True) for goal in stats]
+    try:
+        for _ in range(SWEEPS):
+            for index, group in enumerate(groups):
+                for goal, old in sums[index].items():
+                    fitted[goal].sums -= old
+                sums[index] = {}
+                for batch in group:
+                    _run(model, batch)
+                    bar.update()
+    finally:
+        for handle in handles:
+            handle.remove()
+    for goal, measured in fitted.items():
+        measured.sums = sum((of_group[goal] for of_group in sums if goal in of_group), torch.zeros_like(measured.sums))
+        measured.check('after the norms that are converted')
+        goal.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
+    return fitted
+
+
+def runs_on(model: nn.Module, batch) -> bool:
     """Whether a model runs on a batch."""
     try:
         _run(model, batch)

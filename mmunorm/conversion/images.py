@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from .report import ConversionError
 
-MEASURED = 512  # images of a data set that statistics are taken from, at most
-TOGETHER = 16  # images that are stacked to a batch
-CHANNELS = 4  # of images, at most; with more, what a model takes decides
-FEW = 8  # different images; fewer are mentioned
-LARGE = 20.  # a value that normalized images do not have
+MEASURED = 512  # maximum number of images of a data set that statistics are taken from
+STACKED = 16  # images in a batch of single images
+MAX_CHANNELS = 4  # of an image; a tensor with more may be a batch of tokens
+FEW = 8  # different images; fewer are suspicious
+LARGE = 20.  # normalized images have smaller values
 
 
-class _OfLoader(Sequence):
+class _LoaderImages(Sequence):
     """The images of a DataLoader as batches of one, by index, in the order of its data set."""
 
     def __init__(self, loader: DataLoader):
@@ -47,7 +47,7 @@ def single_images(images, name: str) -> Sequence:
     """
     kind = type(images).__name__
     if _has_indices(images):
-        images = _OfLoader(images)
+        images = _LoaderImages(images)
     elif isinstance(images, Mapping):
         images = [images]
     elif not _is_sequence(images):
@@ -55,7 +55,7 @@ def single_images(images, name: str) -> Sequence:
     if not len(images):
         raise ConversionError(f'{name}: {kind}; must be a tensor (N, C, H, W), images (C, H, W), batches, a data set '
                               'or a DataLoader, with at least one image')
-    first = None if isinstance(images, (Tensor, _OfLoader)) else _image(images[0])
+    first = None if isinstance(images, (Tensor, _LoaderImages)) else _image(images[0])
     if isinstance(first, Tensor) and first.dim() == 4:
         return [image for i in range(len(images)) for image in _image(images[i])]
     return images
@@ -69,7 +69,7 @@ def all_batches(images, takes: Callable[[object], bool]) -> list:
     if isinstance(images, (Tensor, Mapping)):
         return [images]
     if _has_indices(images) and len(images.dataset) > MEASURED:
-        loaded, size = _OfLoader(images), images.batch_size or TOGETHER
+        loaded, size = _LoaderImages(images), images.batch_size or STACKED
         chosen = spread(len(loaded), MEASURED)
         return [loaded.batch(chosen[start:start + size]) for start in range(0, len(chosen), size)]
     if not _is_sequence(images):
@@ -77,7 +77,7 @@ def all_batches(images, takes: Callable[[object], bool]) -> list:
     first = _image(images[0]) if len(images) else None
     # Three dimensions are an image, or a batch of tokens; convolutions take a single image, too.
     is_single = isinstance(first, Tensor) and first.dim() == 3 and (isinstance(images, Dataset) or takes(
-        default_collate([images[0]])) and (len(first) <= CHANNELS or not takes(images[0])))
+        default_collate([images[0]])) and (len(first) <= MAX_CHANNELS or not takes(images[0])))
     if not is_single:
         return [images[i] for i in range(len(images))]
     number = len(images) if isinstance(images, (list, tuple)) else MEASURED
@@ -89,7 +89,7 @@ def _stacked(samples: list) -> list:
     batches = []
     for _, group in groupby(samples, lambda sample: _image(sample).shape):
         group = list(group)
-        batches += [default_collate(group[start:start + TOGETHER]) for start in range(0, len(group), TOGETHER)]
+        batches += [default_collate(group[start:start + STACKED]) for start in range(0, len(group), STACKED)]
     return batches
 
 

@@ -17,6 +17,7 @@ from ..norms.layers import channel_axis, input_of
 
 # n, sum x, sum x^2, sum u, sum u^2, sum x u.
 NUM_SUMS = 6
+TINY = 1e-12  # the least divisor
 
 
 def tokens_of(norm: nn.Module, args: tuple, kwargs: dict) -> Tensor:
@@ -75,6 +76,12 @@ def relative_error(sums: Tensor, gamma: Tensor, beta: Tensor, a: Tensor, b: Tens
              + 2 * (a * d * x - gamma * (a * xu + d * u))).sum()
     size = (gamma.square() * u2).sum()
     return max(0., (error / size).item()) if size > 0 else 0.
+
+
+def share_of_variance(x: Tensor, target: Tensor) -> Tensor:
+    """`|x - target|^2 / |target - mean(target)|^2` over the last dimension, `(N,)` of `(N, n)`."""
+    size = (target - target.mean(-1, keepdim=True)).square().sum(-1).clamp(min=TINY)
+    return (x - target).square().sum(-1) / size
 
 
 def mean_and_square(sums: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Running statistics that are measured again, as `torch.optim.swa_utils.update_bn` does for torch's BatchNorms."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,14 @@ from ..norms import OfflineNorm
 from ..norms.layers import channel_axis, input_of
 from ..registry import print_log
 from ..utils import check_module, eval_mode
-from .convert import ConversionError, run_checked
+from .convert import ConversionError, run_checked, runs_on
+from .images import all_batches, suspicious
 from .statistics import valid_tokens
 
 
 @torch.inference_mode(False)
 @torch.no_grad()
-def update_norms(model: nn.Module, batches: Iterable, progress: bool = False) -> None:
+def update_norms(model: nn.Module, batches, progress: bool = False) -> None:
     """Measures the running statistics of all offline norms of a model again, in place.
 
     Call it where other weights are put into a model: after an average of weights (SWA, EMA, model soups), as
@@ -29,7 +30,8 @@ def update_norms(model: nn.Module, batches: Iterable, progress: bool = False) ->
 
     Args:
         model (nn.Module): with offline norms, also in a wrapper such as `torch.optim.swa_utils.AveragedModel`.
-        batches (Iterable): training images, as for :func:`mmunorm.convert_norms`; a DataLoader is read once.
+        batches: training images, as for :func:`mmunorm.convert_norms`: of a data set, or the DataLoader of one, 512
+            evenly spaced images are used. A warning says what is suspicious about them, such as copies of one.
         progress (bool): show a progress bar. Defaults to False.
 
     Raises:
@@ -41,6 +43,9 @@ def update_norms(model: nn.Module, batches: Iterable, progress: bool = False) ->
     norms = {name: module for name, module in model.named_modules() if isinstance(module, OfflineNorm)}
     if not norms:
         raise ConversionError(f'model: {type(model).__name__} has no norm with running statistics of mmunorm')
+    inner = unwrapped(model)
+    with eval_mode(model):
+        batches = all_batches(batches, partial(runs_on, inner))
     before = [(buffer, buffer.clone()) for norm in norms.values() for buffer in norm.buffers()]
     sums: dict[nn.Module, Tensor] = {}
 
@@ -54,10 +59,8 @@ def update_norms(model: nn.Module, batches: Iterable, progress: bool = False) ->
 
     handles = [norm.register_forward_pre_hook(hook, with_kwargs=True) for norm in norms.values()]
     try:
-        inner = unwrapped(model)
         with eval_mode(model):
-            for batch in tqdm([batches] if isinstance(batches, (Tensor, Mapping)) else batches, desc='measuring',
-                              unit='batch', disable=None if progress else True):
+            for batch in tqdm(batches, desc='measuring', unit='batch', disable=None if progress else True):
                 run_checked(inner, batch)
         if not sums:
             raise ConversionError('batches: there is none, or no norm runs on them')
@@ -71,6 +74,8 @@ def update_norms(model: nn.Module, batches: Iterable, progress: bool = False) ->
     finally:
         for handle in handles:
             handle.remove()
+    for note in suspicious(batches):
+        print_log(note, 'current')
     if idle := [name for name, norm in norms.items() if norm not in sums]:
         print_log(f'{len(idle)} of {len(norms)} norms did not run on these batches and keep their statistics, such as '
                   f'{idle[0]}', 'current')

@@ -57,7 +57,7 @@ def samples_of(batches: Sequence[dict]) -> list[dict]:
 
 
 class FolderImages(Sequence):
-    """The images of a folder, as `samples_of` gives those of batches; each is read when it is asked for.
+    """The images of a folder, in the format of `samples_of`; an image is read when it is indexed.
 
     They go through the pipeline of testing, without annotations.
 
@@ -136,7 +136,7 @@ def _with_pipeline(dataset: dict, pipeline: list) -> dict:
         inner = _with_pipeline(dataset['dataset'], pipeline)
         return inner if 'pipeline' in dataset else {**dataset, 'dataset': inner}  # the first: it mixes images
     if 'datasets' in dataset:
-        return {**dataset, 'datasets': [_with_pipeline(each, pipeline) for each in dataset['datasets']]}
+        return {**dataset, 'datasets': [_with_pipeline(inner, pipeline) for inner in dataset['datasets']]}
     return {**dataset, 'pipeline': pipeline}
 
 

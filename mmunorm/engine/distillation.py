@@ -17,6 +17,7 @@ from ..checkpoints.loading import load_weights
 from ..config.models import build_model
 from ..conversion import AdaptReport, adapt
 from ..conversion.checkpoint import layer_norm_config
+from ..conversion.statistics import share_of_variance
 from ..norms.layers import norm_layers
 from ..utils import PreflightError
 from .runner import unwrapped_model
@@ -38,7 +39,7 @@ class DistillationHook(Hook):
     Args:
         checkpoint (str): path or URL of the teacher's checkpoint.
         norm_cfg (dict): config of the teacher's norms. Defaults to `dict(type='LN')`; a Vision Transformer of
-            mmpretrain has `dict(type='LN', eps=1e-6)`. A `ConvertedModel` keeps its own.
+            mmpretrain has `dict(type='LN', eps=1e-6)`. A model that lists its converted norms keeps its own.
         temperature (float): T. Defaults to 4.
         weight (float): from 0 to 1. Defaults to 0.5.
 
@@ -100,7 +101,7 @@ class DistillationHook(Hook):
 
 
 def _scaled(value, factor: float):
-    return [each * factor for each in value] if isinstance(value, (list, tuple)) else value * factor
+    return [item * factor for item in value] if isinstance(value, (list, tuple)) else value * factor
 
 
 def logit_distance(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -112,9 +113,8 @@ def logit_distance(student: Tensor, teacher: Tensor, temperature: float) -> Tens
 
 def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -> Tensor:
     """The squared error over the teacher's variance, mean over the feature maps, `()`."""
-    errors = [(a.float() - b.float()).square().mean() / b.float().var(correction=0).clamp(min=1e-12)
-              for a, b in zip(student, teacher, strict=True)]
-    return torch.stack(errors).mean()
+    pairs = ((a.float().flatten(), b.float().flatten()) for a, b in zip(student, teacher, strict=True))
+    return torch.stack([share_of_variance(*pair) for pair in pairs]).mean()
 
 
 def backbone_of(model: nn.Module) -> nn.Module | None:
@@ -129,7 +129,7 @@ def backbone_of(model: nn.Module) -> nn.Module | None:
 
 
 class _Inputs(Sequence):
-    """Images as a backbone takes them, `(3, H, W)`; `paths` are those of their files."""
+    """Preprocessed images `(3, H, W)`, the inputs of a backbone; `paths` are those of their files."""
 
     def __init__(self, samples: Sequence[dict], preprocessor: nn.Module):
         self.samples, self.preprocessor = samples, preprocessor
@@ -146,7 +146,7 @@ class _Inputs(Sequence):
 
 def adapt_backbone(model: nn.Module, teacher: nn.Module, samples: Sequence[dict], steps: int, batch_size: int,
                    work_dir: str | os.PathLike | None = None) -> AdaptReport:
-    """Trains a converted backbone, in place, to give what it gave with LayerNorm (:func:`mmunorm.adapt`).
+    """Trains a converted backbone, in place, to reproduce its outputs with LayerNorm (:func:`mmunorm.adapt`).
 
     A third of the steps is block by block.
 

@@ -22,8 +22,8 @@ _LAYER_NORMS = ('torch.nn.modules.normalization.LayerNorm', 'mmpretrain.models.b
 _FUSED = ('drop', 'act')
 
 
-def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
-    """Replaces every LayerNorm and RMSNorm of a model, in place; for models of timm, torchvision and the like.
+def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None = None) -> nn.Module:
+    """Replaces LayerNorms and RMSNorms of a model, in place; for models of timm, torchvision and the like.
 
     They may be torch's, timm's or mmpretrain's, over the last dimension of `(..., C)` or over the channels of
     `(N, C, H, W)`, where the new norm is the form for maps, such as UN2d. A norm of timm with an activation becomes a
@@ -36,6 +36,7 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     Args:
         model (nn.Module): with such norms.
         norm_cfg (dict): config of the new norms, such as `dict(type='UN', window=4)`.
+        names (Sequence[str], optional): full names of the norms to replace. Defaults to None: all.
 
     Returns:
         `model`, or the new norm if `model` is itself such a norm.
@@ -43,13 +44,18 @@ def replace_norms(model: nn.Module, norm_cfg: dict) -> nn.Module:
     Raises:
         TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has a misspelt argument.
         KeyError: no norm of this type is registered.
-        ValueError: `model` has no LayerNorm or RMSNorm, or one that cannot be replaced; `model` is unchanged.
+        ValueError: `model` has no LayerNorm or RMSNorm, none of such a name, or one that cannot be replaced; `model` is
+            unchanged.
     """
     check_module(model)
     check_norm_cfg(norm_cfg)
     old = layer_norms(model)
     if not old:
         raise ValueError(f'model: {type(model).__name__} {no_layer_norms(model)}')
+    if names is not None:
+        if missing := [name for name in names if name not in old]:
+            raise ValueError(f'names: {type(model).__name__} has no LayerNorm {missing[0]!r}')
+        old = {name: old[name] for name in names}
     check_replaceable(old)
     # One new norm for each old one, also where that is used under several names.
     new = {norm: with_fused_parts(build_like(norm_cfg, norm, model), norm) for norm in old.values()}

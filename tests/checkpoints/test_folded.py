@@ -69,20 +69,20 @@ def test_links_are_kept_and_what_is_no_file_is_refused(folded):
     assert sorted(os.listdir()) == ['elsewhere', 'link.pth', 'null.pth', 'pipe']
 
 
-def test_swapped_arguments(folded):
-    with pytest.raises(TypeError, match=r'path: must be a path, got VisionTransformer; .* load_folded\(path, model\)'):
-        load_folded(make(), 'folded.pth')
-    with pytest.raises(TypeError, match='path: must be a path, got VisionTransformer'):
-        load_folded(make())
-    with pytest.raises(TypeError, match='^model: must be an nn.Module, got str$'):
-        load_folded('folded.pth', 'folded.pth')
-    with pytest.raises(TypeError, match=r'path: must be a path, got VisionTransformer; .* save_folded\(model, path\)'):
-        save_folded(folded, folded)
+@pytest.mark.parametrize('call, match', [
+    (lambda folded: load_folded(make(), 'folded.pth'), r'path: must be a path, got .*; .* load_folded\(path, model\)'),
+    (lambda folded: load_folded(make()), 'path: must be a path, got VisionTransformer'),
+    (lambda folded: load_folded('folded.pth', 'folded.pth'), '^model: must be an nn.Module, got str$'),
+    (lambda folded: save_folded(folded, folded), r'path: must be a path, got Vision.*; .* save_folded\(model, path\)')])
+def test_swapped_arguments(folded, call, match):
+    with pytest.raises(TypeError, match=match):
+        call(folded)
 
 
 @pytest.mark.parametrize('change, message', [
     (lambda model: setattr(model, 'head', nn.Linear(16, 4)), 'size mismatch for head'),
     (lambda model: delattr(model, 'norm'), 'has no norm norm'),
+    (lambda model: setattr(model.blocks[0].attn, 'num_heads', 1), 'blocks.0.attn.num_heads is 2 in the file and 1'),
     (lambda model: model.to('meta'), 'it is on the meta device'),
     (lambda model: fuse_norms(model, example=torch.randn(1, 3, 16, 16)), 'it is folded already')])
 def test_a_model_that_the_file_does_not_fit_stays_as_it_is(folded, change, message):

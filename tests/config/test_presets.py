@@ -4,6 +4,7 @@ from mmengine.config import Config
 
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.presets import NORMS, apply_norm, check_norms, parse_preset, set_norm, slug
+from mmunorm.registry import MODELS
 from mmunorm.utils import PreflightError
 
 
@@ -68,6 +69,14 @@ model = dict(type='ImageClassifier', backbone=dict(type='mmpretrain.ConvNeXt', n
     for norm, norm_cfg in (('LN', dict(type='LN')), ('UN+', dict(type='UN', window=2, centered=True, eta=0.))):
         assert load_config(str(path), norm=norm).model.backbone == dict(
             type='ReplacedNorms', of='mmpretrain.ConvNeXt', norm_cfg=norm_cfg)
+
+
+@pytest.mark.parametrize('name', ['ReplacedNorms', 'ConvertedModel'])
+def test_listed_norms_are_replaced_also_by_the_older_name(name):
+    arch = dict(embed_dims=8, num_layers=1, num_heads=2, feedforward_channels=8)
+    model = MODELS.build(dict(type=name, of='mmpretrain.VisionTransformer', arch=arch, img_size=32, patch_size=16,
+                              norm_cfg=dict(type='UN'), converted=['ln1']))
+    assert (type(model.ln1).__name__, type(model.layers[0].ln1).__name__) == ('UN', 'LayerNorm')
 
 
 @pytest.mark.parametrize(('name', 'norm', 'folder', 'weights'), [

@@ -94,7 +94,7 @@ def test_the_backbone_is_adapted_without_labels(ln_classifier, trained, capsys, 
 
 @pytest.mark.slow
 def test_other_goals_and_kept_norms(ln_classifier, trained, capsys):
-    report, _ = convert(*ln_classifier, '--to', 'BN', '--keep', r'.*downsample\.norm', 'backbone.norm1')
+    report, _ = convert(*ln_classifier, '--to', 'BN', '--keep', 'backbone.stages.0.downsample', 'backbone.norm1')
     assert [row.norm for row in report.kept] == ['backbone.stages.0.downsample.norm', 'backbone.norm1']
     config, checkpoint = 'out/swin_bn_tiny.py', 'out/swin_bn_tiny.pth'
     model = build_model(Config.fromfile(config))
@@ -145,7 +145,7 @@ def test_stock_classifiers_get_a_config_that_the_tools_read(name, ln_classifier,
     new = Config.fromfile('out/stock_un.py')
     assert new.model.get('backbone', {}).get('type') == kind
     assert (new.model.type, len(new.model.get('converted', []))) == (
-        'ConvertedModel' if listed else 'ImageClassifier', listed)
+        'ReplacedNorms' if listed else 'ImageClassifier', listed)
     assert listed or new.model.backbone.norm_cfg == dict(type='UN')
     assert new.custom_hooks[-1].norm_cfg == (dict(type='LN', eps=1e-6) if name in ('vit', 'timm') else dict(type='LN'))
     capsys.readouterr()
