@@ -69,7 +69,8 @@ def steps(device, out):
     runs = (('eager', 'fp16', 60), ('compiled', 'fp16', 100), ('eager', 'none', 35))
     size = ('--batch', 64)
     if device == 'cpu':
-        runs, size = (('eager', 'bf16', 60), ), ('--batch', 1, '--size', 32, '--rounds', 1)
+        runs = (('eager', 'bf16', 60), )
+        size = ('--config', 'configs/digits/swin_un_classifier.py', '--batch', 1, '--size', 32, '--rounds', 1)
     for mode, amp, limit in runs:  # the script writes one file a call
         yield Run(f'step {mode} {amp}', limit, python(
             'benchmarks/train_step.py', '--modes', mode, '--amp', amp, *size, '--device', device,

@@ -22,7 +22,7 @@ from .tiny_runs import ROOT
 
 README = (ROOT / 'README.md').read_text()
 MAKEFILE = (ROOT / 'Makefile').read_text()
-PAGES = ['README.md', 'CONTRIBUTING.md', 'benchmarks/NOTES.md',
+PAGES = ['README.md', 'CONTRIBUTING.md',
          *(str(page.relative_to(ROOT)) for folder in ('configs', 'docs', 'projects')
            for page in sorted(ROOT.glob(f'{folder}/**/*.md')))]
 CONFIGS = 'configs', 'configs/digits', 'projects/*/configs'

@@ -27,7 +27,7 @@ def train(block, model, steps=12):
     return torch.stack(losses)
 
 
-@pytest.mark.slow
+@pytest.mark.grid
 def test_a_swin_block_compiles_and_trains_as_without():
     torch.manual_seed(0)
     torch._dynamo.reset()

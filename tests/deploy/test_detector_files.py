@@ -56,8 +56,8 @@ def test_it_is_what_torch_computes(report):
     assert found.largest['boxes'] < 1e-2 and found.largest['scores'] < 1e-5 and found.largest['masks'] < 1e-3
 
 
-@pytest.fixture(scope='module', params=['retinanet', 'cascade_mask_rcnn', *(
-    pytest.param(kind, marks=pytest.mark.grid) for kind in ('retinanet_pvt', 'cascade_rcnn'))])
+@pytest.fixture(scope='module', params=['cascade_mask_rcnn', *(
+    pytest.param(kind, marks=pytest.mark.grid) for kind in ('retinanet', 'retinanet_pvt', 'cascade_rcnn'))])
 def whole(request, config):
     """Another detector for two images at once, and what torch detects before its norms are folded."""
     model = KINDS[request.param]()
@@ -90,7 +90,8 @@ def test_images_of_any_size_in_one_batch(report):
     assert len(found.boxes) > 0 and found.masks.shape[1:] == (40, 100)
 
 
-@pytest.mark.parametrize('kind', [pytest.param('mask_rcnn', marks=pytest.mark.grid), 'cascade_mask_rcnn', 'retinanet'])
+@pytest.mark.parametrize('kind', [
+    'retinanet', *(pytest.param(kind, marks=pytest.mark.grid) for kind in ('mask_rcnn', 'cascade_mask_rcnn'))])
 def test_integers_only(kind, config, tmp_path):
     model = KINDS[kind]()
     fuse_norms(model, strict=True)

@@ -54,10 +54,14 @@ def test_nms_mask():
 
 def propose(graph, maps, sizes):
     """The proposals of a detector for the maps of its neck."""
-    scores, deltas = graph.detector.rpn_head(maps)
+    return propose_by(graph.detector.rpn_head, graph.settings, maps, sizes)
+
+
+def propose_by(head, settings, maps, sizes):
+    scores, deltas = head(maps)
     features = {f'{kind}{level}': out for kind, outs in dict(score=scores, delta=deltas).items()
                 for level, out in enumerate(outs)}
-    return postprocess.propose(graph.settings['dense_head'], postprocess.candidates(graph.settings, features, sizes))
+    return postprocess.propose(settings['dense_head'], postprocess.candidates(settings, features, sizes))
 
 
 @pytest.mark.parametrize('rpn', [dict(), dict(nms_pre=5000, max_per_img=4000), dict(min_bbox_size=12)])
@@ -81,10 +85,11 @@ def test_proposals_of_maps_of_any_size():
     class Proposals(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.graph = graph_of(rcnn())
+            graph = graph_of(rcnn())
+            self.head, self.settings = graph.detector.rpn_head, graph.settings
 
         def forward(self, a, b, c, sizes):
-            return propose(self.graph, (a, b, c), sizes)
+            return propose_by(self.head, self.settings, (a, b, c), sizes)
 
     def inputs(height, width):
         maps = [torch.randn(2, 8, height * s, width * s) for s in (4, 2, 1)]

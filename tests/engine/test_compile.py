@@ -36,7 +36,7 @@ def train(work_dir, steps, amp, **kwargs):
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which('g++') is None, reason='inductor needs a C++ compiler')
-@pytest.mark.parametrize('amp', [False, True])
+@pytest.mark.parametrize('amp', [pytest.param(False, marks=pytest.mark.grid), True])
 def test_a_compiled_training_is_that_of_eager_mode(tmp_path, amp):
     torch._dynamo.reset()
     plain = train(tmp_path / 'plain', 14, amp)

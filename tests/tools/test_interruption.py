@@ -150,6 +150,7 @@ def test_killed_and_resumed_is_as_if_undisturbed(classifier, text, step, saved, 
     assert_ends_as_undisturbed()
 
 
+@pytest.mark.grid
 def test_two_processes_killed_and_resumed(classifier):
     config = write(NOISY.format(base=classifier[0]) + EPOCHS)
     options = ['--cfg-options', 'model.backbone.norm_cfg.type=UN', 'train_dataloader.batch_size=1',

@@ -63,6 +63,7 @@ def forked(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures('forked')
+@pytest.mark.grid
 def test_backbone_and_neck_of_a_detector(tmp_path, capsys):
     un, options = tiny_runs.write_detector(tmp_path)
     config = tmp_path / 'detector_ln.py'
