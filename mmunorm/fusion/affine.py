@@ -40,12 +40,6 @@ def standardize(x: Tensor, statistic: str, eps: float | None) -> Tensor:
     return rms_norm(x, None, eps) if statistic else x
 
 
-def standardized_input(norm: nn.Module, x: Tensor, axis: int) -> Tensor:
-    """What the affine map of a norm is applied to: `x`, for an online norm standardized over dimension `axis`."""
-    statistic = statistic_of(norm)
-    return standardize(x.movedim(axis, -1), statistic, norm.eps).movedim(-1, axis) if statistic else x
-
-
 def affine_of(norm: nn.Module) -> Affine:
     """Scale and shift of a norm at inference, `(C,)` float64: mmunorm's, torch's BatchNorm, a frozen one, or LayerNorm.
 
