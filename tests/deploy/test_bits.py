@@ -93,11 +93,14 @@ def test_one_large_channel_of_the_stream():
     assert found[1]['weights'] == pytest.approx(found[0]['weights'], abs=1)
 
 
-@pytest.mark.parametrize('norm', [nn.LayerNorm(6), nn.LayerNorm(6, eps=0.3, bias=False), nn.LayerNorm((5, 6)),
-                                  nn.RMSNorm(6), nn.RMSNorm(6, eps=0.2, elementwise_affine=False)])
-def test_norms_written_out(norm):
-    for each in norm.parameters():
-        nn.init.normal_(each)
+@pytest.mark.parametrize(('kind', 'arguments'), [
+    ('LayerNorm', dict(normalized_shape=6)), ('LayerNorm', dict(normalized_shape=6, eps=0.3, bias=False)),
+    ('LayerNorm', dict(normalized_shape=(5, 6))), ('RMSNorm', dict(normalized_shape=6)),
+    ('RMSNorm', dict(normalized_shape=6, eps=0.2, elementwise_affine=False))])
+def test_norms_written_out(kind, arguments):
+    norm = getattr(nn, kind)(**arguments)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
     x = torch.randn(2, 5, 6) * 0.3
     graph = graph_of(norm.eval(), x)
     write_norms_out(graph)
