@@ -233,7 +233,8 @@ class _Normalize(Function):
     @staticmethod
     def forward(ctx, x, weight, bias, eta, norm, step, valid):
         scale = weight * step.rstd
-        ctx.save_for_backward(x, weight, scale, step.rstd, step.mean, eta, valid)
+        # Detached: torch 2.1 drops the hooks of a parameter that is saved within a checkpoint.
+        ctx.save_for_backward(x, weight.detach(), scale, step.rstd, step.mean, eta, valid)
         ctx.norm, ctx.step = norm, step
         return affine(x, *_scale_and_shift(scale, bias, step.mean, eta))  # 4. Eq. 4-5
 

@@ -69,7 +69,7 @@ CONVERT = [(f'convert_norms {call} --out out --device cpu', said) for call, said
     ('{ln} nowhere.pth --to DyT', "--to DyT: norm_cfg={{'type': "),
     ('{ln} nowhere.pth --to X=UN,window=0', "--to X=UN,window=0: norm_cfg={{'type': "),
     ('{ln} nowhere.pth --to X=Foo', "--to X=Foo: there is no norm of type 'Foo'"),
-    ('{ln} ln.pth --keep x', "keep: no LayerNorm has a name that 'x'"),
+    ('{ln} ln.pth --keep x', "keep: no LayerNorm has the name 'x'"),
     ('{ln} ln.pth --cfg-options model.head.in_channels=3', 'does not fit the config'),
     ('{un} un.pth', 'ImageClassifier has no LayerNorm or RMSNorm: its norms are '),
     ('{ln} ln.pth --cfg-options train_dataloader.dataset.data_root=nowhere', 'the data set is not there'),
