@@ -173,8 +173,10 @@ def write_classifier(folder):
 
 def save_weights(cfg, path, classes):
     """A checkpoint of untrained weights, with class names as a trained one has them."""
-    model = build_model(cfg)
-    model.init_weights()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # fixtures of a session run before a test is seeded
+        model = build_model(cfg)
+        model.init_weights()
     torch.save(dict(state_dict=model.state_dict(), meta=dict(dataset_meta=dict(classes=classes))), path)
     return path
 

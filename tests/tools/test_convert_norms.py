@@ -84,7 +84,7 @@ def test_the_backbone_is_adapted_without_labels(ln_classifier, trained, capsys, 
     report, _ = convert(*ln_classifier, *options)
     assert report.samples == 4 and not Path('out/adapt.pt').exists()
     printed = capsys.readouterr().out
-    first, *_, last = map(float, re.findall(r': all tokens ([0-9.]+), centred', printed))
+    first, _, last = map(float, re.findall(r': all tokens ([0-9.]+), centred', printed))
     assert last > first and 'worst held-out images: mine/deeper/3.png' in printed
     adapted = tiny_runs.checkpoint('out/swin_un_tiny.pth')['state_dict']
     moved = {name for name, value in alone.items() if not torch.equal(value, adapted[name])}
