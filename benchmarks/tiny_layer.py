@@ -42,9 +42,9 @@ def main(argv=None):
         steps[name] = partial(lambda norm, inputs: torch.autograd.grad(norm(x), inputs, dy), norm,
                               [x, *norm.parameters()])
         repeated(steps[name], 20)()
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
             steps[name]()
-        calls[name] = sum(each.count for each in seen.key_averages() if each.key.startswith('aten::'))
+        calls[name] = sum(event.count for event in profiler.key_averages() if event.key.startswith('aten::'))
     timer = measure.InterleavedTimer({name: repeated(step, STEPS) for name, step in steps.items()}, device,
                                      time.process_time)
     timer.time(2)

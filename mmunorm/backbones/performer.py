@@ -39,7 +39,7 @@ def performer_attention(q: Tensor, k: Tensor, v: Tensor, w: Tensor, eps: float =
         q_features, k_features = phi(q), phi(k)
         weighted = q_features @ (k_features.transpose(1, 2) @ v.to(dtype))
         total = q_features @ k_features.sum(dim=1).unsqueeze(-1)
-        # torch.onnx.export takes a summand of 1e-8 for 0 and drops it, and where features vanish the quotient is NaN.
+        # torch.onnx.export folds `+ 1e-8` to a no-op; where features vanish, the quotient would then be NaN.
         return (weighted / (total + eps * len(w))).to(v.dtype)
 
 
@@ -51,8 +51,8 @@ class PerformerAttention(BaseModule):
     seeding (`diff_rank_seed=False`) it does.
 
     There are `m = int(embed_dims * kernel_ratio)` of them, orthogonal and of length `sqrt(m)`, as in the authors'
-    release. `input_dims` are the channels of the tokens that come in, `embed_dims` all others. `drop_rate` is that of
-    the dropout before the skip connection.
+    release. `input_dims` are the input channels, `embed_dims` is the width of the block, and `drop_rate` is that of the
+    dropout before the skip connection.
     """
 
     def __init__(self, input_dims: int, embed_dims: int, kernel_ratio: float = 0.5, drop_rate: float = 0.1):
@@ -73,9 +73,8 @@ class PerformerAttention(BaseModule):
 class PerformerLayer(BaseModule):
     """Pre-norm Performer block of T2T-ViT's tokens-to-token module.
 
-    Parts are named as in mmpretrain's `T2TTransformerLayer`: `ln1`, `attn`, `ln2`, `ffn`.
-    `input_dims` are the channels of the tokens that come in, `embed_dims` all others, and `drop_rate` is that of the
-    dropout at the end of both branches.
+    Parts are named as in mmpretrain's `T2TTransformerLayer`: `ln1`, `attn`, `ln2`, `ffn`. Arguments are those of
+    :class:`PerformerAttention`; `drop_rate` is that of the dropout at the end of both branches.
     """
 
     def __init__(self, input_dims: int, embed_dims: int, drop_rate: float = 0.1, norm_cfg: dict = DEFAULT_NORM_CFG):

@@ -10,9 +10,8 @@ from .rep_bn import PRepBN, RepBN
 from .replace import replace_norms
 from .rmsn import RMSN
 from .sync import convert_sync, revert_sync
-from .sync_un import SyncUN
 from .token_bn import TokenBN
-from .un import UN, OfflineNorm
+from .un import UN, OfflineNorm, SyncUN
 
 # The types of norms over tokens, as `norm_cfg` and `--norm` name them.
 TOKEN_NORMS = tuple(name for name, cls in list(globals().items())

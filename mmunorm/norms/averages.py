@@ -1,5 +1,4 @@
-"""Averages over the records of the last M steps, PowerNorm's nu and UN's outlier test (Eq. 18-19), as pure
-functions.
+"""Averages over the records of the last M steps, and UN's outlier test (Eq. 18-19), as pure functions.
 
 A record is `(M, C)`, oldest step first. No function synchronizes with the device.
 """
@@ -11,7 +10,7 @@ from torch import Tensor
 
 def push(record: Tensor, newest: Tensor) -> Tensor:
     """The record with its oldest row dropped and `newest` `(C,)` appended, as a new tensor."""
-    return torch.cat([record[1:], newest.unsqueeze(0).to(record.dtype)])
+    return torch.cat([record[1:], newest.unsqueeze(0)])
 
 
 def arithmetic_mean(record: Tensor) -> Tensor:
@@ -29,34 +28,24 @@ def geometric_mean(record: Tensor) -> Tensor:
 
 def moving_average(old: Tensor, new: Tensor, alpha: float) -> Tensor:
     """`alpha * old + (1 - alpha) * new` (Eq. 12): `alpha` weighs the OLD value; finite where both are."""
-    return torch.add(alpha * old, new, alpha=1 - alpha)
+    # A product with a Python number would be five operations.
+    return torch.sub(old, old, alpha=1 - alpha).add(new, alpha=1 - alpha)
 
 
-def bessel_correction(tokens: int | Tensor) -> float | Tensor:
-    """`n / (n - 1)` for n tokens, which makes a biased variance unbiased; 1 for a single one, or none."""
-    if isinstance(tokens, Tensor):
-        return tokens.clamp(min=1) / (tokens - 1).clamp(min=1)
-    return max(tokens, 1) / max(tokens - 1, 1)
-
-
-def power_norm_nu(nu: Tensor, z_squared: Tensor, g: Tensor, alpha: float) -> Tensor:
-    """PowerNorm's next `nu` `(C,)` (Shen et al., ICML 2020, Algorithm 2).
-
-    `z_squared` is the mean over tokens of the normalized input squared, `g` the mean of its gradient times it.
-    """
-    return nu * (1 - (1 - alpha) * z_squared) + (1 - alpha) * g
+def not_finite(values: Tensor) -> Tensor:
+    """Where `values` are inf or NaN; a third of the operations of `~values.isfinite()`."""
+    difference = values - values  # NaN for both
+    return difference != difference
 
 
 def finite_or(values: Tensor, otherwise: Tensor) -> Tensor:
     """`values`, with `otherwise` in place of inf and NaN."""
-    nothing = values - values  # NaN for both; half the cost of `isfinite`
-    return torch.where(nothing == nothing, values, otherwise)
+    return torch.where(not_finite(values), otherwise, values)
 
 
 def root_variance(record: Tensor) -> Tensor:
-    """`V(sqrt(record))` of Eq. 19, `()`, unbiased, over all `M * C` entries."""
-    roots = record.sqrt().double()  # in float32, squares overflow on a GPU and in compiled code
-    return roots.var().to(record.dtype)
+    """`V(sqrt(record))` of Eq. 19, `()` float64, unbiased, over all `M * C` entries."""
+    return record.double().sqrt().var(dim=(0, 1))  # in float32, squares overflow on a GPU and in compiled code
 
 
 def is_outlier(omega: Tensor, omega_prev: Tensor, gm: Tensor) -> Tensor:
@@ -64,7 +53,7 @@ def is_outlier(omega: Tensor, omega_prev: Tensor, gm: Tensor) -> Tensor:
 
     `omega` `(M, C)` ends with the newest statistics, `omega_prev` before them; `gm` is `geometric_mean(omega)`.
     """
+    window = omega.shape[0]
     # Equal statistics have AM = GM and V = 0: there the rounding of exp and log must not decide.
-    am = arithmetic_mean(omega) * (1 - 16 * torch.finfo(omega.dtype).eps)
-    threshold = torch.add(gm, root_variance(omega_prev), alpha=omega.shape[0])
-    return (am - threshold).amax() > 0
+    am = (omega * ((1 - 16 * torch.finfo(omega.dtype).eps) / window)).sum(dim=0)
+    return (am > torch.add(gm, root_variance(omega_prev), alpha=window)).any()

@@ -6,9 +6,8 @@ from torch import Tensor, nn
 from ..registry import MODELS
 from .mabn import MABN
 from .rep_bn import RepBN
-from .sync_un import SyncUN
 from .token_bn import TokenBN
-from .un import UN
+from .un import UN, SyncUN
 
 
 class ChannelsFirst:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..registry import MODELS
 from .base import Norm
-from .kernels import statistics_dtype
+from .kernels.reference import statistics_dtype
 
 
 @MODELS.register_module()

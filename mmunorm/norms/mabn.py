@@ -40,6 +40,6 @@ class MABN(OfflineNorm):
 
     def average_gradient(self, g: Tensor, step: Step) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Eq. 14: the arithmetic mean of the last M."""
-        record = push(self.gradient_record.to(g.dtype), g)
+        record = push(self.gradient_record, g)
         psi = torch.where(step.averaged, arithmetic_mean(record), g)
         return psi, psi, record

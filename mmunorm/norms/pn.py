@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ..registry import MODELS
-from .averages import finite_or, power_norm_nu
+from .averages import finite_or
 from .recompute import Step
 from .rmsn import divide_by_rms
 from .un import OfflineNorm
@@ -40,9 +40,10 @@ class PN(OfflineNorm):
         return var_hat, averaged, None
 
     def average_gradient(self, g: Tensor, step: Step) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """`nu` before this step."""
-        nu = finite_or(power_norm_nu(self.psi, step.s * step.rstd.square(), g, self.alpha), self.psi)
-        return torch.where(step.averaged, self.psi, g), nu, None
+        """`nu` before this step, and the next one (Algorithm 2 of the paper)."""
+        z_squared = step.s * step.rstd.square()  # mean over tokens
+        nu = self.psi * (1 - (1 - self.alpha) * z_squared) + (1 - self.alpha) * g
+        return torch.where(step.averaged, self.psi, g), finite_or(nu, self.psi), None
 
     def statistics_input(self, x: Tensor) -> Tensor:
         """The tokens, with `layer_scale` each divided by its root mean square."""

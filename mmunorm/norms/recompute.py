@@ -116,7 +116,7 @@ class PendingSteps:
         known = torch.stack([step.measured for step in steps])
         same = (known == measured) | (known.isnan() & measured.isnan())
         # The nearest, because a compiler may round the recomputed forward differently.
-        distance = torch.where(same, 0, (known - measured).abs().nan_to_num(nan=torch.inf)).sum(dim=(1, 2))
+        distance = torch.where(same, 0, (known - measured).abs().nan_to_num(nan=torch.inf)).flatten(1).sum(dim=1)
         recalled = torch.zeros(len(known), dtype=torch.long, device=known.device)
         if self._recalled is not None:
             recalled[:len(self._recalled)] = self._recalled

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from ..registry import MODELS
 from .base import check_count
-from .kernels import statistics_dtype
+from .kernels.reference import statistics_dtype
 from .recompute import Step
 from .token_bn import TokenBN
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ..compat import rms_norm
 from ..registry import MODELS
 from .base import Norm, check_eps
-from .kernels import statistics_dtype
+from .kernels.reference import statistics_dtype
 
 
 @MODELS.register_module()

@@ -153,10 +153,10 @@ class OfflineState(Norm):
     def _center(self, statistics: Tensor) -> tuple[Tensor, Tensor | None]:
         """The statistic about `mu_hat`, and `mu_hat`: None for 0, with `centered` the mean of this step.
 
-        `statistics` are the mean square `(1, C)`, with `centered` variance and mean `(2, C)`. Updates `running_mean`.
+        `statistics` are the mean square `(C,)`, with `centered` variance and mean `(2, C)`. Updates `running_mean`.
         """
         if self.running_mean is None:
-            return statistics[0], None
+            return statistics, None
         variance, mean = statistics
         if self.centered == 'frozen':  # mu_hat is a constant, and the statistic the mean square about it
             mu = self.running_mean.to(statistics.dtype)

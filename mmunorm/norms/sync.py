@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .kernels import num_tokens
+from .kernels.reference import num_tokens
 
 
 class Ranks:
@@ -39,8 +39,8 @@ def is_synchronized(ranks: Ranks | None) -> bool:
 
 def merge_forward(ranks: Ranks | None, measured: Tensor, x: Tensor,
                   valid: Tensor | None) -> tuple[Tensor, int | Tensor, Tensor | None]:
-    """What was measured in `x` `(..., C)`, merged over all processes: `(1, C)` mean square, or `(2, C)` biased variance
-    and mean, NaN over no token; the number of tokens; and this process's share of them, None for a single process.
+    """What was measured in `x` `(..., C)`, merged over all processes: mean square `(C,)`, or biased variance and mean
+    `(2, C)`, NaN over no token; the number of tokens; and this process's share of them, None for a single process.
     """
     tokens = num_tokens(x) if valid is None else valid.sum(dtype=measured.dtype)
     if not is_synchronized(ranks):
@@ -48,7 +48,7 @@ def merge_forward(ranks: Ranks | None, measured: Tensor, x: Tensor,
     local = tokens if isinstance(tokens, Tensor) else measured.new_full((), tokens)
     # Second moments about 0, in float64: cancellation costs less than the rounding of float32 input.
     moments = measured
-    if centered := len(measured) == 2:
+    if centered := measured.dim() == 2:
         var, mean = measured.double()
         moments = torch.stack([var + mean.square(), mean])
     total = ranks.sum(torch.cat([moments.flatten(), moments.new_ones(1)]), local)

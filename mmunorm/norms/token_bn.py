@@ -4,7 +4,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..registry import MODELS
-from .averages import bessel_correction, finite_or
+from .averages import finite_or
 from .un import OfflineNorm
 
 
@@ -27,5 +27,9 @@ class TokenBN(OfflineNorm):
 
     def average(self, s: Tensor, averaged: Tensor, tokens: int | Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The statistics of this step; as in torch's BatchNorm, the running variance is the unbiased one."""
-        self._update_running_var(finite_or(s * bessel_correction(tokens), self.running_var))
+        if isinstance(tokens, Tensor):
+            correction = tokens.clamp(min=1) / (tokens - 1).clamp(min=1)
+        else:
+            correction = max(tokens, 1) / max(tokens - 1, 1)
+        self._update_running_var(finite_or(s * correction, self.running_var))
         return s, averaged, None

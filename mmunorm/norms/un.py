@@ -13,8 +13,9 @@ from torch.autograd.function import Function, once_differentiable
 
 from ..registry import MODELS
 from . import kernels
-from .averages import arithmetic_mean, finite_or, geometric_mean, is_outlier, moving_average, push
+from .averages import arithmetic_mean, finite_or, geometric_mean, is_outlier, moving_average, not_finite, push
 from .base import check_choice
+from .kernels.reference import statistics_dtype, variance_and_mean
 from .recompute import PendingSteps, Step
 from .state import OfflineState, check_window
 from .sync import Ranks, is_synchronized, merge_backward, merge_forward
@@ -65,7 +66,7 @@ class OfflineNorm(OfflineState):
     def _normalize_tokens(self, x: Tensor, valid: Tensor | None) -> Tensor:
         x = self.statistics_input(x)
         if not self.training or (x.numel() == 0 and not is_synchronized(self.ranks)):
-            return affine(x, *self.scale_and_shift(kernels.statistics_dtype(x.dtype)))  # Eq. 1: scale * x + shift
+            return affine(x, *self.scale_and_shift(statistics_dtype(x.dtype)))  # Eq. 1: scale * x + shift
         # The passes read it four times, and strided input is slower than one copy.
         x = x.contiguous()
         tokens = x.detach()  # statistics have no graph
@@ -97,10 +98,10 @@ class OfflineNorm(OfflineState):
         return Step(rstd, averaged, outlier, s, mean, share, t.clone() if self.mixes_layer_norm else None, measured)
 
     def _measure(self, x: Tensor, valid: Tensor | None) -> Tensor:
-        """Forward 1: the statistics over tokens, `s` `(1, C)`; with `centered` variance and mean `(2, C)`."""
+        """Forward 1: the statistics over tokens, `s` `(C,)`; with `centered` variance and mean `(2, C)`."""
         if self.centered:
-            return torch.stack(kernels.variance_and_mean(x, valid))
-        return kernels.second_moment(x, valid).unsqueeze(0)  # s = mean of x^2
+            return torch.stack(variance_and_mean(x, valid))
+        return kernels.kernels_for(x).second_moment(x, valid)  # s = mean of x^2
 
     def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
         """Forward 4, with the estimated gradient."""
@@ -122,21 +123,21 @@ class OfflineNorm(OfflineState):
             return fused.average_gradient(g, self.psi, self.gradient_record, step.outlier, step.averaged, self.alpha,
                                           scale), g_mean
         g = g if scale is None else g / scale  # the state is in units of the unscaled loss
+        overflows = not_finite(g)
+        used, psi, record = self.average_gradient(torch.where(overflows, self.psi, g), step)
         # A gradient that overflows anywhere is useless, and a gradient scaler skips its step: it changes no state.
-        finite = g.isfinite()
-        usable = finite.all()
-        used, psi, record = self.average_gradient(torch.where(finite, g, self.psi), step)
-        self.psi.copy_(torch.where(usable, psi, self.psi))
+        useless = overflows.any()
+        self.psi.copy_(torch.where(useless, self.psi, psi))
         if record is not None:
-            self.gradient_record.copy_(torch.where(usable, record, self.gradient_record))
+            self.gradient_record.copy_(torch.where(useless, self.gradient_record, record))
         return used if scale is None else used * scale, g_mean
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (', synchronized' if self.ranks is not None else '')
 
     def _fused_update(self, record: Tensor | None, statistic: Tensor):
         """Triton's kernels, if they compute the averages of this norm on this device."""
         return kernels.fused_update(record, statistic) if self.uses_fused_update else None
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (', synchronized' if self.ranks is not None else '')
 
 
 @MODELS.register_module()
@@ -194,14 +195,13 @@ class UN(OfflineNorm):
         """Forward 2, 3 and 5, Eq. 16 and 18-19."""
         var_hat, outlier = s, None
         if self.activation_record is not None:
-            omega_prev = self.activation_record.to(s.dtype)
-            omega = push(omega_prev, s)
+            omega = push(self.activation_record, s)
             gm = geometric_mean(omega)
             if self.outlier_filter:  # 3. An outlier step drops the averages, and records running_var in place of s
-                outlier = averaged & is_outlier(omega, omega_prev, gm)
-                averaged = averaged & ~outlier
+                outlier = averaged & is_outlier(omega, self.activation_record, gm)
+                averaged = averaged != outlier  # averaged and no outlier, which implies averaged
                 self.num_outliers.add_(outlier)
-                omega = push(omega_prev, torch.where(outlier, self.running_var, s))
+                omega[-1] = torch.where(outlier, self.running_var, s)
             self.activation_record.copy_(omega)
             if self.forward_average == 'gm':
                 var_hat = torch.where(averaged, gm, s)  # 2. In the warm-up s alone
@@ -212,8 +212,7 @@ class UN(OfflineNorm):
         """Backward 2 to 4, Eq. 17."""
         psi, record, newest = self.psi, None, g
         if self.gradient_record is not None:
-            record = push(self.gradient_record.to(g.dtype),
-                          g if step.outlier is None else torch.where(step.outlier, psi, g))
+            record = push(self.gradient_record, g if step.outlier is None else torch.where(step.outlier, psi, g))
             newest = torch.where(step.averaged, arithmetic_mean(record), g)  # 3.
         if self.backward_momentum:
             newest = moving_average(psi, newest, self.alpha)
@@ -221,6 +220,17 @@ class UN(OfflineNorm):
         if step.outlier is not None:
             newest = torch.where(step.outlier, psi, newest)  # 4. keeps psi, and records it in place of g
         return used, newest, record
+
+
+@MODELS.register_module()
+class SyncUN(UN):
+    """:class:`UN` with statistics and an outlier decision over the tokens of all processes together.
+
+    Processes may have different numbers of tokens, or none. Outside of a distributed run and in `eval()` it is UN.
+    Every process has to run the same norms in the same order, forward and backward. Checkpoints
+    are UN's. `convert_sync` and `revert_sync` do the same for a model of any offline norms.
+    """
+    ranks = Ranks()
 
 
 class _Normalize(Function):
@@ -243,8 +253,9 @@ class _Normalize(Function):
     def backward(ctx, dy: Tensor):
         x, weight, scale, rstd, mean, eta, valid = ctx.saved_tensors
         dy, is_frozen = dy.contiguous(), ctx.norm.centered == 'frozen'
+        passes = kernels.kernels_for(dy, x)
         # dgamma and dbeta over all tokens, and the means of dy * z and of dy over the valid ones
-        dweight, dbias, mean_dy_z, mean_dy = kernels.gradient_sums(dy, x, rstd, mean, valid)
+        dweight, dbias, mean_dy_z, mean_dy = passes.gradient_sums(dy, x, rstd, mean, valid)
         # 1. g_var and g_mu (Eq. 6-9); a constant mean has no gradient
         psi, g_mean = ctx.norm._gradient_statistics(
             ctx.step, weight * mean_dy_z, None if mean is None or is_frozen else weight * mean_dy)
@@ -254,18 +265,16 @@ class _Normalize(Function):
             if mean is not None:
                 at_zero = rstd * (mean * rstd * psi if g_mean is None else mean * rstd * psi - g_mean)
             direct = scale if eta is None else scale + eta
-            dx = kernels.input_gradient(dy, x, direct, psi, rstd, at_zero, valid)
+            dx = passes.input_gradient(dy, x, direct, psi, rstd, at_zero, valid)
         if eta is not None:  # sum(dy * x)
             deta = (dweight / rstd if mean is None else dweight / rstd + mean * dbias).sum().view(1)
         return dx, dweight, dbias, deta, None, None, None
 
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """`scale * x + shift`, computed in the dtype of the statistics and rounded once to `x.dtype`."""
-    if (triton := kernels.triton_for(x)) and not torch.is_grad_enabled():
-        return triton.affine(x, scale, shift)
-    y = torch.addcmul(shift, x, scale)
-    return y if y.dtype == x.dtype else y.to(x.dtype)
+    """`scale * x + shift`, rounded once to `x.dtype`. Autograd differentiates only plain torch."""
+    passes = kernels.reference if torch.is_grad_enabled() else kernels.kernels_for(x)
+    return passes.affine(x, scale, shift)
 
 
 def _scale_and_shift(scale: Tensor, bias: Tensor, mean: Tensor | None, eta: Tensor | None) -> tuple[Tensor, Tensor]:

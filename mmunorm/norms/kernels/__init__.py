@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...compat import is_compiling
 from . import reference
-from .reference import count_tokens, num_tokens, statistics_dtype, variance_and_mean
 
 # Triton unrolls its loops over the steps of a record.
 _LONGEST_RECORD = 32
@@ -29,12 +28,12 @@ def triton_kernels() -> ModuleType | None:
         return None
 
 
-def triton_for(*tokens: Tensor) -> ModuleType | None:
-    """The Triton kernels, if they support these inputs `(..., C)`; None for plain torch."""
+def kernels_for(*tokens: Tensor) -> ModuleType:
+    """The module with the passes over these inputs `(..., C)`: the Triton kernels if they support them."""
     if is_compiling() or not all(x.is_cuda and x.dtype != torch.float64 and x.numel() and x.is_contiguous()
                                  for x in tokens):
-        return None
-    return triton_kernels()
+        return reference
+    return triton_kernels() or reference
 
 
 def fused_update(record: Tensor, statistic: Tensor) -> ModuleType | None:
@@ -43,24 +42,3 @@ def fused_update(record: Tensor, statistic: Tensor) -> ModuleType | None:
             or not record.dtype == statistic.dtype == torch.float32):
         return None
     return triton_kernels()
-
-
-def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
-    """See :func:`.reference.second_moment`."""
-    return (triton_for(x) or reference).second_moment(x, valid)
-
-
-def gradient_sums(dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor | None = None,
-                  valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See :func:`.reference.gradient_sums`."""
-    return (triton_for(dy, x) or reference).gradient_sums(dy, x, rstd, mean, valid)
-
-
-def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, psi: Tensor, rstd: Tensor, constant: Tensor | None = None,
-                   valid: Tensor | None = None) -> Tensor:
-    """See :func:`.reference.input_gradient`."""
-    return (triton_for(dy, x) or reference).input_gradient(dy, x, direct, psi, rstd, constant, valid)
-
-
-__all__ = ['count_tokens', 'fused_update', 'gradient_sums', 'input_gradient', 'num_tokens', 'second_moment',
-           'statistics_dtype', 'triton_for', 'triton_kernels', 'variance_and_mean']

@@ -65,19 +65,24 @@ def variance_and_mean(x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, T
     return _mean_over_tokens((x - mean).square(), valid), mean
 
 
+def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """`scale * x + shift`, computed in the dtype of the statistics and rounded once to `x.dtype`."""
+    return _to(torch.addcmul(shift, x, scale), x.dtype)
+
+
 def gradient_sums(dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor | None = None,
-                  valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+                  valid: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The sums of `dy * z` and `dy` over all tokens, and the means of both over the valid ones; `(C,)` each.
 
-    `z = (x - mean) * rstd`; without `mean`, it is 0.
+    `z = (x - mean) * rstd`; without `mean`, it is 0, and the mean of `dy` is None.
     """
     dy = _to(dy, statistics_dtype(x.dtype))
     products = dy * (x if mean is None else x - mean)
     sums = rstd * _sum_over_tokens(products), _sum_over_tokens(dy)
     if valid is None:
         count = num_tokens(x)
-        return *sums, sums[0] / count, sums[1] / count
-    return *sums, rstd * _mean_over_tokens(products, valid), _mean_over_tokens(dy, valid)
+        return *sums, sums[0] / count, None if mean is None else sums[1] / count
+    return *sums, rstd * _mean_over_tokens(products, valid), None if mean is None else _mean_over_tokens(dy, valid)
 
 
 def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, psi: Tensor, rstd: Tensor, constant: Tensor | None = None,
@@ -86,7 +91,7 @@ def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, psi: Tensor, rstd: Ten
 
     Without `constant`, it is 0.
     """
-    slope = psi * rstd.square()
+    slope = psi * (rstd * rstd)
     if constant is None and valid is None:
         return _to((dy * direct).addcmul_(x, slope, value=-1), x.dtype)
     through_statistics = x * -slope if constant is None else torch.addcmul(constant, x, slope, value=-1)

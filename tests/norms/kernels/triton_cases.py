@@ -15,13 +15,13 @@ from mmunorm.norms import UN
 from mmunorm.norms.kernels import reference
 from mmunorm.norms.kernels import triton as kernels
 
-# Channels and window.
-SIZES = [(1, 1), (3, 4), (96, 4), (130, 1), (7, 9)]
+# Channels, window, and the settings `filtered`, `centered` and `huge`.
+AVERAGES = [*((96, 4, *settings) for settings in itertools.product((False, True), repeat=3)),
+            *((*sizes, True, False, False) for sizes in ((1, 1), (130, 1), (7, 9)))]
 DEVICE = 'cpu' if os.environ.get('TRITON_INTERPRET') == '1' else 'cuda'
-SHAPES = [(1, 1), (3, 5, 7), (1, 33, 130), (9000, 3)]
+SHAPES = [(1, 1), (3, 5, 7), (1, 33, 130)]
 # With two programs, each of which then has several tiles.
-LONG_SHAPES = [(2, 301, 96), (1, 333, 130), (9000, 3)]
-DTYPES = [torch.float32, torch.float16]
+LONG_SHAPES = [(1, 133, 130), (3000, 3)]
 # Of one rounding to the dtype of the activations, which may fall to either side.
 ROUNDING = {torch.float32: 2e-6, torch.float16: 1e-3}
 
@@ -59,7 +59,8 @@ def check(shape, dtype, masked, centered):
     size = float(dy.float().abs().mul(x.float().abs() + 1).sum()) ** .5
     ours = kernels.gradient_sums(dy, x, rstd, mean, valid)
     for a, b in zip(ours, reference.gradient_sums(dy, x, rstd, mean, valid), strict=True):
-        close(a, b, scale=size)
+        if b is not None:
+            close(a, b, scale=size)
     again = kernels.gradient_sums(dy, x, rstd, mean, valid)
     assert all(torch.equal(a, b) for a, b in zip(ours, again, strict=True))
     args = dy, x, direct, psi, rstd, constant, valid
@@ -68,8 +69,8 @@ def check(shape, dtype, masked, centered):
     close(ours, theirs, dtype)
 
 
-def check_all(shapes, dtypes):
-    for case in itertools.product(shapes, dtypes, (False, True), (False, True)):
+def check_all(cases):
+    for case in cases:
         try:
             check(*case)
         except AssertionError as error:
@@ -98,7 +99,7 @@ def check_averages(channels, window, filtered, centered, huge):
         results = []
         for norm in (plain, fused):
             norm.loss_scale = None if t % 3 else torch.tensor(4., device=DEVICE)
-            norm._measure = lambda *_, measured=measured: measured
+            norm._measure = lambda *_, measured=measured: measured if centered else measured[0]
             step = norm._new_step(x, None)
             psi, _ = norm._gradient_statistics(step, g, torch.ones_like(g) if centered else None)
             results.append((step.rstd, step.averaged, step.outlier, step.mean, psi))
@@ -124,11 +125,11 @@ if __name__ == '__main__':
             raise
         print("this Triton's interpreter runs no kernel that has constants")
         sys.exit(77)  # test_triton.py skips
-    check_all(SHAPES, DTYPES)
+    check_all(itertools.product(SHAPES, [torch.float32], (False, True), (False, True)))
+    check_all((shape, torch.float16, masked, masked) for shape in SHAPES[1:] for masked in (False, True))
     mock.patch('mmunorm.norms.kernels.fused_update', lambda record, statistic: kernels).start()
-    for sizes in SIZES:
-        for settings in itertools.product((False, True), repeat=3):
-            check_averages(*sizes, *settings)
+    for case in AVERAGES:
+        check_averages(*case)
     kernels._PROGRAMS = 2
-    check_all(LONG_SHAPES, [torch.float32])
+    check_all((shape, torch.float32, masked, masked) for shape in LONG_SHAPES for masked in (False, True))
     print('all cases agree')

@@ -33,12 +33,11 @@ def compile_with_triton_2(gpu, kernel, signature, constants):
 
 if __name__ == '__main__':
     for gpu, dtype in ((80, '*fp16'), (90, '*bf16')):
-        for flags in (None, FLAGS):
-            for vector in (None, FLOAT):
-                compile_for(gpu, kernels._products, x=dtype, dy=dtype, rstd=FLOAT, mean=vector, valid=flags,
-                            partial=FLOAT, factor='fp32')
-                compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=vector, rstd=FLOAT, dy=dtype,
-                            direct=FLOAT, valid=flags, out=dtype)
+        for flags, vector in ((None, None), (FLAGS, FLOAT)):
+            compile_for(gpu, kernels._products, x=dtype, dy=dtype, rstd=FLOAT, mean=vector, valid=flags, partial=FLOAT,
+                        factor='fp32')
+            compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=vector, rstd=FLOAT, dy=dtype, direct=FLOAT,
+                        valid=flags, out=dtype)
             compile_for(gpu, kernels._products, x=dtype, dy=None, rstd=None, mean=None, valid=flags, partial=FLOAT,
                         factor='fp32')
         compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=FLOAT, rstd=None, dy=None, direct=None,
