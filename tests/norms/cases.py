@@ -25,7 +25,8 @@ def un(norm, weight, bias, eta=None):
                            backward_momentum=False)
     return ReferenceUN(
         weight, bias, norm.window, norm.alpha, norm.warmup_iters, norm.outlier_filter, norm.eps, norm.forward_average,
-        norm.backward_average, norm.backward_momentum, norm.centered, eta)
+        norm.backward_average, norm.backward_momentum, norm.centered, eta,
+        0. if norm.running_mean is None else norm.running_mean.double().numpy())
 
 
 def pn(norm, weight, bias):

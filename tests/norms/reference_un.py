@@ -9,7 +9,7 @@ class ReferenceUN:
 
     def __init__(self, gamma, beta, window=(4, 4), alpha=0.9, warmup_iters=4000, outlier_filter=True,
                  eps=1e-5, forward_average='gm', backward_average='am',
-                 backward_momentum=True, centered=False, eta=None):
+                 backward_momentum=True, centered=False, eta=None, running_mean=0.):
         self.m_forward, self.m_backward = window
         self.alpha, self.warmup_iters, self.eps = alpha, warmup_iters, eps
         self.outlier_filter = outlier_filter
@@ -17,7 +17,8 @@ class ReferenceUN:
         self.backward_momentum = backward_momentum
         self.centered, self.eta = centered, eta
         self.gamma, self.beta = gamma, beta
-        self.running_mean, self.running_var, self.psi = np.zeros_like(gamma), np.ones_like(gamma), np.zeros_like(gamma)
+        self.running_mean, self.running_var = running_mean + np.zeros_like(gamma), np.ones_like(gamma)
+        self.psi = np.zeros_like(gamma)
         self.activations, self.gradients = [], []
         self.t = self.num_outliers = 0
 
@@ -25,7 +26,7 @@ class ReferenceUN:
         self.t += 1
         self.x, self.padded = x, padded
         kept = x[~self.padded]
-        mean = kept.mean(0) if self.centered else np.zeros(x.shape[1])
+        mean = kept.mean(0) if self.centered is True else self.running_mean  # 0, or frozen
         self.running_mean = self.alpha * self.running_mean + (1 - self.alpha) * mean
         s = np.array([np.mean((kept[:, c] - mean[c]) ** 2) for c in range(x.shape[1])])
         self.warm = self.t <= self.warmup_iters or len(self.activations) < max(self.m_forward, self.m_backward)
@@ -66,7 +67,7 @@ class ReferenceUN:
             if self.backward_average == 'am':
                 mean = np.mean(self.gradients[-self.m_backward:], axis=0)
             used = self.psi = self._momentum(mean)
-        g_mean = np.mean(dz[kept], axis=0) if self.centered else 0
+        g_mean = np.mean(dz[kept], axis=0) if self.centered is True else 0
         dx = (dz - kept[:, None] * (g_mean + self.z * used)) / self.sigma
         grads = dict(weight=np.sum(dy * self.z, axis=0), bias=np.sum(dy, axis=0))
         if self.eta is not None:

@@ -33,12 +33,11 @@ from .cases import (
 )
 
 
-@pytest.mark.parametrize('masked', [False, True], ids=['', 'pad_mask'])
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32], ids=['float64', 'float32'])
-@pytest.mark.parametrize('name', [name for name in NORMS if name != 'UN frozen'])
+@every_norm
+@pytest.mark.parametrize('dtype, masked', [(torch.float64, False), (torch.float64, True), (torch.float32, False)])
 def test_equals_its_papers_equations(name, dtype, masked):
     tol = (1e-8, 1e-9) if dtype is torch.float64 else (1e-3, 1e-3)
-    assert_equals_reference(build(name).to(dtype), NORMS[name].reference, 80, masked, *tol)
+    assert_equals_reference(build(name).to(dtype), NORMS[name].reference, 40, masked, *tol)
 
 
 def test_token_bn_of_a_small_variance_beside_a_large_mean():
@@ -137,8 +136,8 @@ def test_save_and_resume_is_bit_equal(name, stop):
     assert_same_state(norm, resumed)
 
 
-@every_norm
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize('name, dtype', [*((name, torch.float16) for name in NORMS), ('UN', torch.bfloat16),
+                                         ('TokenBN', torch.bfloat16), ('RMSN', torch.bfloat16)])
 def test_half_precision_follows_float32(name, dtype):
     """Squares of 300 overflow fp16, and sums of many tokens lose everything in bf16."""
     low, high = build(name), build(name)
@@ -220,8 +219,7 @@ def test_only_padding_changes_no_statistic(name):
     assert_finite_state(norm)
 
 
-@every_norm
-@pytest.mark.parametrize('masked', [False, True])
+@pytest.mark.parametrize('name, masked', [*((name, False) for name in NORMS), *((name, True) for name in OFFLINE[:2])])
 def test_no_host_synchronisation(name, masked):
     norm = build(name)
     mask = torch.rand(2, 5) > 0.8 if masked else None
@@ -314,10 +312,9 @@ def test_bad_arguments(cls, kwargs, words):
         cls(**kwargs)
 
 
-@every_norm
-def test_bad_inputs(name):
-    norm = build(name)
-    with pytest.raises(ValueError, match=rf'{type(norm).__name__}: .*num_features=6.*\(2, 3\)'):
+def test_bad_inputs():
+    norm = build('UN')
+    with pytest.raises(ValueError, match=r'UN: .*num_features=6.*\(2, 3\)'):
         norm(torch.randn(2, 3))
     with pytest.raises(ValueError, match=r'\(\)'):
         norm(torch.tensor(1.))
