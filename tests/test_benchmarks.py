@@ -98,7 +98,8 @@ def test_shifted_light(script, tmp_path):
 @needs_fused_adamw
 @pytest.mark.slow
 def test_train_step(run):
-    printed, rows = run('train_step', '--batch', '1', '--size', '64', '--amp', 'none', 'bf16')
+    config = str(tiny_runs.ROOT / 'configs/digits/swin_un_classifier.py')
+    printed, rows = run('train_step', '--config', config, '--batch', '1', '--size', '32', '--amp', 'none', 'bf16')
     assert 'eager, float32, UN' in printed
     assert [(row['norm'], row['amp']) for row in rows] == [
         ('LN', None), ('UN', None), ('LN', 'bf16'), ('UN', 'bf16')]
