@@ -216,11 +216,14 @@ def gpu_steps():
 def cpu_steps():
     lines = []
     for name, machine in (('amd_epyc', 'AMD EPYC, 2 threads'),
-                          ('intel_r_xeon_r_processor_2_50ghz', 'Intel Xeon, 1 thread, averages in numpy')):
-        pair = {row['norm']: row for row in read(f'train_step_{name}')}
-        lines.append([machine, pair['LN']['batch'], *(f'{pair[norm]["seconds"] * 1e3:.0f}' for norm in ('LN', 'UN')),
-                      quartiles(pair['UN']['to_ln'])])
-    return ['Swin-T, float32', 'batch', 'LN, ms', 'UN, ms', 'UN / LN (quartiles)'], lines
+                          ('intel_r_xeon_r_processor_2_50ghz', 'Intel Xeon, 1 thread, beside other jobs')):
+        rows = read(f'train_step_{name}')
+        for arch in dict.fromkeys(row['arch'] for row in rows):
+            pair = {row['norm']: row for row in select(rows, arch=arch)}
+            lines.append([
+                'Swin-T' if arch == 'tiny' else 'digits Swin', machine, pair['LN']['batch'],
+                *(f'{pair[norm]["seconds"] * 1e3:.0f}' for norm in ('LN', 'UN')), quartiles(pair['UN']['to_ln'])])
+    return ['float32', 'machine', 'batch', 'LN, ms', 'UN, ms', 'UN / LN (quartiles)'], lines
 
 
 def layers():

@@ -96,8 +96,9 @@ def test_affine_is_the_norm_at_inference(name):
     for _, x, dy in sequence(30, 6):
         norm(torch.from_numpy(x).requires_grad_()).backward(torch.from_numpy(dy))
     before = copy.deepcopy(norm.eval())
-    x = torch.randn(3, 4, 6, dtype=torch.float64)
+    x = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
     y = norm(x)
+    y.sum().backward()  # `norm_eval` and `frozen_stages` freeze norms inside of a model that trains
     if name in OFFLINE:
         mean = 0 if norm.running_mean is None else norm.running_mean
         expected = norm.weight * (x - mean) / (norm.running_var + 1e-5).sqrt() + norm.bias
@@ -106,7 +107,7 @@ def test_affine_is_the_norm_at_inference(name):
     scale, shift = norm.affine()
     assert scale.dtype == shift.dtype == torch.float64 and not scale.requires_grad
     assert not norm.fold_obstacle
-    torch.testing.assert_close(scale * x + shift, y, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close((scale * x + shift, scale.expand_as(x)), (y, x.grad), rtol=1e-12, atol=1e-12)
     assert_same_state(norm, before)
 
 

@@ -42,21 +42,6 @@ def test_without_some_gradients(name, frozen):
 
 
 @every_offline_norm
-def test_frozen_by_eval_it_keeps_its_state_and_passes_gradients(name):
-    """`norm_eval` and `frozen_stages` put a norm into eval mode inside of a model that trains."""
-    norm = build(name)
-    for i in range(20):
-        step(norm, i)
-    before = copy.deepcopy(norm.eval())
-    x = torch.randn(5, 6, requires_grad=True)
-    norm(x).sum().backward()
-    assert x.grad.abs().sum() > 0
-    assert_same_state(norm, before)
-    if not norm.fold_obstacle:
-        torch.testing.assert_close(x.grad, norm.affine()[0].float().expand(5, 6))
-
-
-@every_offline_norm
 def test_deepcopy_between_forward_and_backward(name):
     """The copy takes no part in the pass under way, and goes on by itself."""
     norm, undisturbed = build(name), build(name)

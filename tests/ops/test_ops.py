@@ -20,10 +20,9 @@ from mmengine.utils.dl_utils import mmcv_full_available
 
 pytestmark = pytest.mark.skipif(Path(mmcv_ext.__file__).name != 'mmcv_ext.py', reason='mmcv has operators of its own')
 OPS = Path(mmunorm.ops.__file__)
-ASKED = {name for file in Path(mmcv.ops.__file__).parent.glob('*.py')
+USED = {name for file in Path(mmcv.ops.__file__).parent.glob('*.py')
          for name in re.findall(r'\bext_module\.(\w+)', file.read_text(encoding='utf-8'))}
-ANSWERED = {'nms', 'roi_align_forward', 'roi_align_backward',
-            'get_compiler_version', 'get_compiling_cuda_version'}
+IMPLEMENTED = {'nms', 'roi_align_forward', 'roi_align_backward', 'get_compiler_version', 'get_compiling_cuda_version'}
 
 
 # ---- nms -------------------------------------------------------------------------------------------
@@ -50,7 +49,7 @@ pixel_boxes = st.lists(
               st.integers(0, 3)), max_size=10)
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=100)
 @given(pixel_boxes, st.sampled_from([0., 1 / 3, 0.4, 0.5, 0.6, 0.7, 0.9]), st.sampled_from([0, 1]))
 def test_nms_on_pixel_boxes_with_ties(drawn, threshold, offset):
     drawn = torch.tensor(drawn, dtype=torch.float32).reshape(-1, 5)
@@ -216,8 +215,8 @@ def test_roi_align_of_a_negative_size():
 
 
 def test_every_other_operator_raises_when_called():
-    assert len(ASKED) > 100 and ANSWERED < ASKED
-    for name in ASKED - ANSWERED:
+    assert len(USED) > 100 and IMPLEMENTED < USED
+    for name in USED - IMPLEMENTED:
         with pytest.raises(NotImplementedError, match=rf'^{name} is .*build mmcv.*std=c\+\+20'):
             getattr(mmcv_ext, name)(torch.zeros(1), key=1)
     with pytest.raises(NotImplementedError, match="pool_mode='max'"):
