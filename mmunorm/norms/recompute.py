@@ -72,8 +72,9 @@ class PendingSteps:
         """Notes the graph of the step's forward pass, whose output is `y`."""
         if is_compiling() or not torch.is_grad_enabled():
             return
-        newest = self._pending[-1]
-        if newest.step is step and newest.graph is None:
+        # None if the step comes from compiled code, which torch 2.1 leaves at the function of the norm.
+        newest = self._pending[-1] if self._pending else None
+        if newest is not None and newest.step is step and newest.graph is None:
             newest.done = not y.requires_grad
             newest.graph = weakref.ref(y.grad_fn) if y.requires_grad else None
 

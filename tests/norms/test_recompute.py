@@ -118,7 +118,7 @@ class Block(nn.Module):
 def test_compiled_code_that_is_recomputed_is_refused(name, use_reentrant):
     """Each backward pass is refused, and the forward passes before it count once.
 
-    Where code is not one graph, torch refuses after the recomputation, which counts.
+    Where code is not one graph, torch may refuse after the recomputation, which counts.
     """
     if not (use_reentrant or checkpoints_compiled_code()):
         pytest.skip("this torch runs no compiled code, LayerNorm's neither, in a checkpoint with use_reentrant=False")
@@ -133,7 +133,7 @@ def test_compiled_code_that_is_recomputed_is_refused(name, use_reentrant):
             y.square().sum().backward()
         if one_graph:
             torch.testing.assert_close(block.state_dict(), before, rtol=0, atol=0)
-    assert block.first.num_batches_tracked == (3 if one_graph else 6)
+    assert block.first.num_batches_tracked in ((3, ) if one_graph else (3, 6))
 
 
 def test_compiled_recomputation_is_refused_or_right():
