@@ -111,7 +111,7 @@ def main(argv=None):
         crops, names = load_crops(folder, args.limit)
         domains[name] = normalized(crops), names
     probe = args.probe and Probe(args.probe, InTorch(ln))
-    if probe:  # no two images are of one source
+    if probe:
         domains['probe'] = probe.images, [str(index) for index in range(len(probe.images))]
     stocks = dict(LN=ln)
     if 'UN' in map(norm_of, args.forms):
@@ -127,7 +127,8 @@ def main(argv=None):
     def measure(form, precision, name, got, **more):
         norm, names = norm_of(form), domains[name][1]
         metrics = dict(against(got, tokens['LN', name], names), **lowest(got, tokens['LN', name]))
-        if name == 'probe':
+        if name == 'probe':  # no two images are of one source
+            metrics = {key: value for key, value in metrics.items() if 'same' not in key}
             metrics['probe'] = 100 * probe.accuracy(got)
         if norm == 'UN':
             metrics['snr to itself'] = against(got, tokens['UN', name], names)['snr']
