@@ -137,8 +137,10 @@ def main(argv=None):
     def measure(form, precision, name, got, **more):
         norm, names = norm_of(form), domains[name][1]
         metrics = dict(against(got, tokens['LN', name], names), **lowest(got, tokens['LN', name]))
-        if name == 'probe':  # no two images are of one source
-            metrics = {key: value for key, value in metrics.items() if 'same' not in key}
+        # No two images of the probe are of one source; the original has no SNR.
+        metrics = {key: value for key, value in metrics.items()
+                   if value is not None and not (name == 'probe' and 'same' in key)}
+        if name == 'probe':
             metrics['probe'] = 100 * probe.accuracy(got)
         if norm == 'UN':
             metrics['snr to itself'] = against(got, tokens['UN', name], names)['snr']
