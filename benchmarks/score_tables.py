@@ -347,16 +347,20 @@ TABLES = {
         labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=TESTED, columns=images(BOX)),
     # docs/results/int8.md
     'exact_int8': dict(
-        labels=['full-integer', 'test images', 'crops for the ranges'],
-        where=dict(experiment='exact_int8', precision='full-integer'),
-        rows={(form, images, str(ranges)): dict(form=form, domain=domain, ranges=ranges)
-              for form, ranges, domain, images in (
-                  ('LN', 32, '96 crops', '96 crops'), ('exact, rotated', 32, '96 crops', '96 crops'),
-                  ('exact, rotated', 64, '96 crops', '96 crops'), ('exact, rotated', 64, 'crops', 'all 1,197 crops'),
-                  ('exact, rotated', 64, 'other', '191 crops of another domain'))},
+        labels=['ViT-S', 'test images'], where=dict(experiment='exact_int8'),
+        rows={(label, images): dict(form=form, precision=precision, domain=domain, ranges=64)
+              for domain, images in (('crops', '1,197 crops'), ('other', '191 crops of another domain'),
+                                     ('probe', '500 photographs'))
+              for label, form, precision in (
+                  ('LN, float', 'LN', 'float'),
+                  ('LN, float, noise on pixels', 'LN', 'float, noise of 1 gray level, worst of 3'),
+                  ('LN, full-integer', 'LN', 'full-integer'),
+                  ('exact, rotated, full-integer', 'exact, rotated', 'full-integer'))
+              if domain == 'crops' or 'noise' not in precision},
         columns={label: dict(metric=metric, digits=digits, missing='') for label, metric, digits in (
             ('SNR, dB', 'snr', 1), ('centered correlation', 'centred', 3), ('worst image, dB', 'worst', 1),
-            ('same image found', 'same_image', 3))}),
+            ('1 % of images below, dB', 'worst_percent', 1), ('same image found', 'same_image', 3),
+            ('linear probe, top-1', 'probe', 1))}),
     'int8_swin': dict(
         labels=['digits Swin', 'weights'], where={},
         rows={**{(norm, 'from scratch'): dict(experiment='int8_wide_start', model=norm)
