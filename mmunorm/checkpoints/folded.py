@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
@@ -35,7 +35,7 @@ from .layouts import computed_tables
 
 FOLDED_TYPE = 'FoldedModel'
 TIMM_TYPE = 'TimmModel'
-_MARK = '.folded'  # the buffer of a folded norm
+_MARK, _PADDING = '.folded', '.pad_value'  # buffers of folded norms, and of modules that pad with a token
 # Attributes of modules that change what is computed, and that no tensor shows.
 _SETTINGS = ('num_heads', 'stride', 'padding', 'dilation', 'groups', 'eps', 'global_pool', 'approximate')
 
@@ -57,22 +57,22 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
     """
     plan = FoldPlan(model)
     with_plain_weights(model)
-    new = [name for name in made if not name.endswith('.pad_value')]
+    new = [name for name in made if not name.endswith(_PADDING)]
     for name in folded:
-        if hasattr(plan.modules.get(name), 'without_factors'):
-            replace_module(model, name, plan.modules[name].without_factors())
+        module = plan.modules.get(name)
+        if hasattr(module, 'without_factors'):
+            replace_module(model, name, module.without_factors())
         elif name in (reduced or {}):
             reduce_norm(model, name, reduced[name], new)
-        elif name in plan.norms or is_layer_scale(plan.modules.get(name)):
+        elif name in plan.norms or is_layer_scale(module):
             replace_by_identity(model, name, new)
         else:
-            is_folded = isinstance(plan.modules.get(name), Folded)
             raise ValueError(f'{type(model).__name__} has no norm {name}, which is folded in the checkpoint: it is '
-                             f'{"folded already" if is_folded else "of another architecture"}')
+                             f'{"folded already" if isinstance(module, Folded) else "of another architecture"}')
     for name in new:
         add_to_state(model, name)
     for name in made.keys() - set(new):
-        owner = name.rpartition('.')[0]
+        owner = name.removesuffix(_PADDING)
         if owner not in plan.fills:
             raise ValueError(f'{type(model).__name__}: no fold rule fills the padding of {owner}')
         plan.fills[owner](model.get_submodule(owner), Fill(next(model.parameters()).new_zeros(made[name])))
@@ -81,39 +81,30 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
     return model
 
 
-def folded_streams(checkpoint: dict | nn.Module) -> dict:
-    """The arguments `reduced` and `changed_streams` of :func:`without_norms` for a folded model or its checkpoint."""
-    if isinstance(checkpoint, nn.Module):
-        reduced = {name: module.arguments for name, module in checkpoint.named_modules()
-                   if isinstance(module, TokenScale)}
-        return dict(reduced=reduced, changed_streams=refuses_inner_tokens(checkpoint))
-    note = checkpoint.get('meta', {}).get('mmunorm', {})
-    return {name: note[name] for name in ('reduced', 'changed_streams') if name in note}
-
-
-def folded_made(checkpoint: dict | nn.Module) -> dict[str, int]:
-    """The names and sizes of the tensors that folding added, of a folded model or its loaded checkpoint.
+def folding_of(source: nn.Module | dict) -> dict:
+    """The arguments of :func:`without_norms` for a folded model or its loaded checkpoint; empty if it is not folded.
 
     Raises:
-        PreflightError: the checkpoint lacks this information.
+        PreflightError: the checkpoint does not say what folding added.
     """
-    if isinstance(checkpoint, nn.Module):
-        state = checkpoint.state_dict()
-        names = [name for module in checkpoint.modules() if isinstance(module, Folded) for name in module.added]
-        names += [name for name in state if name.endswith('.pad_value')]
-        return {name: state[name].numel() for name in dict.fromkeys(names)}
-    made = checkpoint.get('meta', {}).get('mmunorm', {}).get('made')
-    if made is None or any(isinstance(size, list) for size in made.values()):
+    is_model = isinstance(source, nn.Module)
+    state_dict = source.state_dict() if is_model else source.get('state_dict', source)
+    folded = [name.removesuffix(_MARK) for name in state_dict if name.endswith(_MARK)]
+    if not folded:
+        return {}
+    if is_model:
+        parts = {name: module for name, module in source.named_modules() if isinstance(module, Folded)}
+        added = [name for part in parts.values() for name in part.added]
+        added += [name for name in state_dict if name.endswith(_PADDING)]
+        return dict(folded=folded, made={name: state_dict[name].numel() for name in dict.fromkeys(added)},
+                    reduced={name: part.arguments for name, part in parts.items() if isinstance(part, TokenScale)},
+                    changed_streams=refuses_inner_tokens(source))
+    note = source.get('meta', {}).get('mmunorm', {})
+    if 'made' not in note or any(isinstance(size, list) for size in note['made'].values()):
         raise PreflightError('this folded checkpoint lacks the names of the tensors that folding added: it is of an '
                              'older mmunorm, or was not written by save_folded(). Fold the trained checkpoint again '
                              'with tools/test.py --fuse --save')
-    return made
-
-
-def folded_norms(checkpoint: dict) -> list[str]:
-    """The names of the folded norms in a loaded checkpoint; empty if it is not folded."""
-    state_dict = checkpoint.get('state_dict', checkpoint)
-    return [key.removesuffix(_MARK) for key in state_dict if key.endswith(_MARK)]
+    return dict(folded=folded, **{key: note[key] for key in ('made', 'reduced', 'changed_streams') if key in note})
 
 
 def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: FusionReport | None = None,
@@ -138,17 +129,15 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     check_module(model)
     path = written_file(_path(path, 'save_folded(model, path)'))
     model = unwrapped(model)
-    state_dict = {_plain(name): value.cpu() if isinstance(value, torch.Tensor) else value
-                  for name, value in model.state_dict().items()}
-    names = folded_norms(state_dict)
-    if not names:
-        raise ValueError('model: none of its norms is folded; call mmunorm.fuse_norms(model) first')
-    made = {_plain(name): size for name, size in folded_made(model).items()}
-    streams = folded_streams(model)
-    streams['reduced'] = {_plain(name): arguments for name, arguments in streams['reduced'].items()}
-    note = dict(what='A model whose norms mmunorm folded into the adjacent layers.', made=made, **streams,
-                settings=_settings(model),
-                layers={_plain(layer): [*map(_plain, norms)] for layer, norms in noted_norms(model).items()})
+    with _uncompiled(model):
+        structure = folding_of(model)
+        if not structure:
+            raise ValueError('model: none of its norms is folded; call mmunorm.fuse_norms(model) first')
+        state_dict = {name: value.cpu() if isinstance(value, torch.Tensor) else value
+                      for name, value in model.state_dict().items()}
+        note = dict(structure, what='A model whose norms mmunorm folded into the adjacent layers.',
+                    settings=_settings(model), layers=noted_norms(model))
+    del note['folded']  # the state_dict has these names
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
                     kept={fold.norm: fold.where for fold in report.kept})
@@ -156,7 +145,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     if cfg is not None:
         from .plain import read_config_text
         cfg = copy.deepcopy(cfg)
-        cfg.model = folded_config(cfg.model, names, made, **streams)
+        cfg.model = folded_config(cfg.model, structure)
         if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
             cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
         meta['cfg'] = cfg.pretty_text
@@ -185,59 +174,58 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
         ValueError: the file is no folded checkpoint, or one of another architecture; or it needs a model.
     """
     path = _path(path, 'load_folded(path, model)')
-    if model is not None:
-        check_module(model)
+    if model is None:
+        model, checkpoint = _build(path)
         try:
-            checkpoint = torch.load(path, map_location='cpu', weights_only=True)
-        except (KeyError, EOFError, UnpicklingError) as error:
-            raise ValueError(f'{path}: not a checkpoint ({type(error).__name__}: {error})') from error
-        _check_folded(checkpoint, path)
-        inner = unwrapped(model)
-        if any(isinstance(module, Folded) for module in inner.modules()):
-            raise ValueError('model: it is folded already; give one of the same architecture that is not')
-        if any(parameter.is_meta for parameter in inner.parameters()):
-            raise ValueError('model: it is on the meta device; call model.to_empty(device="cpu") first')
-        model_names = {_plain(name): name for name, _ in inner.named_modules(remove_duplicate=False)}
-
-        def in_model_names(named: Mapping) -> dict:
-            return {join(model_names.get(owner, owner), last): value for name, value in named.items()
-                    for owner, _, last in [name.rpartition('.')]}
-
-        names, streams = folded_norms(checkpoint), folded_streams(checkpoint)
-        reduced = {model_names.get(name, name): arguments for name, arguments in streams.pop('reduced', {}).items()}
-        arguments = [model_names.get(name, name) for name in names], in_model_names(folded_made(checkpoint)), reduced
-        checkpoint['state_dict'] = in_model_names(checkpoint['state_dict'])
+            _load(model, checkpoint)
+        except RuntimeError as error:
+            raise ValueError(f'{path}: its config and its weights differ: {error}') from error
+        return model.eval()
+    check_module(model)
+    try:
+        checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+    except (KeyError, EOFError, UnpicklingError) as error:
+        raise ValueError(f'{path}: not a checkpoint ({type(error).__name__}: {error})') from error
+    _check_folded(checkpoint, path)
+    inner = unwrapped(model)
+    if any(isinstance(module, Folded) for module in inner.modules()):
+        raise ValueError('model: it is folded already; give one of the same architecture that is not')
+    if any(parameter.is_meta for parameter in inner.parameters()):
+        raise ValueError('model: it is on the meta device; call model.to_empty(device="cpu") first')
+    with _uncompiled(inner):
         # A copy is tried first, so that a model that the file does not fit stays unchanged.
         for target in (copy.deepcopy(inner), inner):
             try:
-                without_norms(target, *arguments, **streams)
-                _load(target, checkpoint['state_dict'])
+                without_norms(target, **folding_of(checkpoint))
+                _load(target, checkpoint)
                 _check_settings(target, checkpoint['meta']['mmunorm'])
             except (RuntimeError, AttributeError, ValueError) as error:
                 raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
-    else:
-        if lacks('mmengine'):
-            raise ValueError(f'{path}: without mmengine, load_folded needs the model: load_folded(path, model)')
-        from .unpickling import restricted
-        with restricted():
-            checkpoint = torch.load(path, map_location='cpu')
-            _check_folded(checkpoint, path)
-            inner, model_names = _build(checkpoint['meta'], path), {}
-            model = inner
-        try:
-            _load(model, checkpoint['state_dict'])
-        except RuntimeError as error:
-            raise ValueError(f'{path}: its config and its weights differ: {error}') from error
-    layers, modules = checkpoint['meta']['mmunorm'].get('layers', {}), dict(inner.named_modules())
-    named = {model_names.get(layer, layer): norms for layer, norms in layers.items()}
-    note_norms(inner, {name: norms for name, norms in named.items() if name in modules})
     return model.eval()
+
+
+@contextmanager
+def _uncompiled(model: nn.Module) -> Iterator[None]:
+    """A context in which compiled parts of a model are the parts themselves, so that names are those of the file."""
+    def exchange(name: str, part: nn.Module, other: nn.Module) -> None:
+        owner, _, child = name.rpartition('.')
+        if getattr(model.get_submodule(owner), child) is part:  # a norm may have been folded
+            setattr(model.get_submodule(owner), child, other)
+
+    compiled = {name: part for name, part in model.named_modules() if hasattr(part, '_orig_mod')}
+    for name, part in reversed(compiled.items()):  # the innermost first
+        exchange(name, part, part._orig_mod)
+    try:
+        yield
+    finally:
+        for name, part in compiled.items():
+            exchange(name, part._orig_mod, part)
 
 
 def _settings(model: nn.Module) -> dict[str, dict]:
     """The settings of each module that has some, as plain data."""
-    settings = {_plain(name): {key: vars(module)[key] for key in _SETTINGS
-                               if isinstance(vars(module).get(key), (bool, int, float, str, tuple))}
+    settings = {name: {key: vars(module)[key] for key in _SETTINGS
+                       if isinstance(vars(module).get(key), (bool, int, float, str, tuple))}
                 for name, module in model.named_modules()}
     return {name: values for name, values in settings.items() if values}
 
@@ -251,9 +239,12 @@ def _check_settings(model: nn.Module, note: Mapping) -> None:
                 raise ValueError(f'{join(name, key)} is {values[key]!r} in the file and {value!r} in the model')
 
 
-def _load(model: nn.Module, state_dict: Mapping) -> None:
+def _load(model: nn.Module, checkpoint: Mapping) -> None:
+    """Loads the weights of a folded checkpoint into a model of its structure, and notes which layers hold norms."""
     with computed_tables(model):
-        model.load_state_dict(state_dict)
+        model.load_state_dict(checkpoint['state_dict'])
+    layers, modules = checkpoint['meta']['mmunorm'].get('layers', {}), dict(model.named_modules())
+    note_norms(model, {layer: norms for layer, norms in layers.items() if layer in modules})
 
 
 def _path(path: str | os.PathLike, call: str) -> Path:
@@ -262,51 +253,33 @@ def _path(path: str | os.PathLike, call: str) -> Path:
     return Path(path)
 
 
-def _plain(name: str) -> str:
-    """The name of a tensor or module in a model whose parts are not compiled."""
-    return name.replace('_orig_mod.', '')
-
-
 def _check_folded(checkpoint, path: str | os.PathLike) -> None:
     if not isinstance(checkpoint, dict) or 'mmunorm' not in checkpoint.get('meta', {}):
         raise ValueError(f'{path}: not a folded checkpoint; mmunorm.save_folded writes one')
 
 
-def _build(meta: dict, path: str | os.PathLike) -> nn.Module:
-    """The model of the config in a folded checkpoint."""
+def _build(path: Path) -> tuple[nn.Module, dict]:
+    """The model of the config in a folded checkpoint, and the checkpoint."""
+    if lacks('mmengine'):
+        raise ValueError(f'{path}: without mmengine, load_folded needs the model: load_folded(path, model)')
     from mmengine.config import Config
     from mmengine.registry import init_default_scope
 
     from .plain import registered_types_only
-    from .unpickling import is_trusted
-    if 'cfg' not in meta:
-        raise ValueError(f'{path}: has no config that builds its model; call load_folded(path, model)')
-    cfg = Config.fromstring(meta['cfg'], '.py') if is_trusted() else _plain_config(meta, path)
-    with nullcontext() if is_trusted() else registered_types_only():
-        init_default_scope(cfg.get('default_scope', 'mmengine'))
-        return MODELS.build(cfg.model)
+    from .unpickling import is_trusted, restricted
+    with restricted():
+        checkpoint = torch.load(path, map_location='cpu')
+        _check_folded(checkpoint, path)
+        meta = checkpoint['meta']
+        if 'cfg' not in meta:
+            raise ValueError(f'{path}: has no config that builds its model; call load_folded(path, model)')
+        cfg = Config.fromstring(meta['cfg'], '.py') if is_trusted() else _plain_config(meta, path)
+        with nullcontext() if is_trusted() else registered_types_only():
+            init_default_scope(cfg.get('default_scope', 'mmengine'))
+            return MODELS.build(cfg.model), checkpoint
 
 
-def folded_config(model_cfg: dict, names: Sequence[str], made: Mapping[str, int], **streams) -> dict:
-    """The model config that builds `model_cfg` with the norms `names` folded; `model_cfg` is unchanged.
-
-    Initial weights are left out, because the folded checkpoint has all weights. `made` is :func:`folded_made`'s, and
-    `streams` are those of :func:`folded_streams`.
-    """
-    from mmengine.config import ConfigDict
-    cfg = ConfigDict(copy.deepcopy(model_cfg))
-    if cfg.type != FOLDED_TYPE:
-        for name, part in cfg.items():
-            if isinstance(part, dict) and (name == 'backbone' or 'init_cfg' in part):
-                part.init_cfg = None
-        if cfg.type == TIMM_TYPE:
-            cfg.pop('pretrained', None)
-        cfg.update(of=cfg.type, type=FOLDED_TYPE)
-    cfg.update(folded=list(names), made=dict(made), **streams)
-    return cfg
-
-
-def _plain_config(meta: dict, path: str | os.PathLike):
+def _plain_config(meta: dict, path: Path):
     """The config in a folded checkpoint. Older files have only the text."""
     from mmengine.config import Config
 
@@ -323,6 +296,25 @@ def _plain_config(meta: dict, path: str | os.PathLike):
     return cfg
 
 
+def folded_config(model_cfg: dict, structure: Mapping) -> dict:
+    """The model config that builds `model_cfg` folded; `structure` is :func:`folding_of`'s. `model_cfg` is unchanged.
+
+    Initial weights are left out, because the folded checkpoint has all weights.
+    """
+    from mmengine.config import ConfigDict
+    cfg = ConfigDict(copy.deepcopy(model_cfg))
+    if cfg.type != FOLDED_TYPE:
+        for name, part in cfg.items():
+            if isinstance(part, dict) and (name == 'backbone' or 'init_cfg' in part):
+                part.init_cfg = None
+        if cfg.type == TIMM_TYPE:
+            cfg.pop('pretrained', None)
+        # ReplacedNorms has an `of` itself.
+        cfg.update(of=dict(type=cfg.type, of=cfg.of) if 'of' in cfg else cfg.type, type=FOLDED_TYPE)
+    cfg.update(structure)
+    return cfg
+
+
 if not lacks('mmengine'):
 
     @MODELS.register_module(name=TIMM_TYPE)
@@ -336,7 +328,11 @@ if not lacks('mmengine'):
         return model if norm_cfg is None else replace_norms(model, norm_cfg)
 
     @MODELS.register_module(name=FOLDED_TYPE)
-    def folded_model(of: str, folded: Sequence[str], made: Mapping[str, int],
+    def folded_model(of: str | dict, folded: Sequence[str], made: Mapping[str, int],
                      reduced: Mapping[str, dict] | None = None, changed_streams: bool = False, **cfg) -> nn.Module:
-        """Builds the model of type `of` with the settings `cfg`, and folds its norms: see :func:`without_norms`."""
-        return without_norms(MODELS.build(dict(type=of, **cfg)), folded, made, reduced, changed_streams)
+        """Builds the model of type `of` with the settings `cfg`, and folds its norms: see :func:`without_norms`.
+
+        A dict `of` is the type with settings of its own.
+        """
+        of = of if isinstance(of, dict) else dict(type=of)
+        return without_norms(MODELS.build({**cfg, **of}), folded, made, reduced, changed_streams)

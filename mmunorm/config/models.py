@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 
-from ..checkpoints.folded import folded_config, folded_made, folded_norms, folded_streams
+from ..checkpoints.folded import folded_config, folding_of
 from ..checkpoints.loading import load_weights, read_checkpoint
 from ..utils import PreflightError, error_text
 
@@ -57,6 +57,5 @@ def match_folded(cfg: Config, checkpoint: str) -> None:
     Raises:
         PreflightError: the checkpoint does not exist, or cannot be read.
     """
-    content = read_checkpoint(checkpoint)
-    if names := folded_norms(content):
-        cfg.model = folded_config(cfg.model, names, folded_made(content), **folded_streams(content))
+    if structure := folding_of(read_checkpoint(checkpoint)):
+        cfg.model = folded_config(cfg.model, structure)

@@ -4,9 +4,11 @@ import os
 
 import pytest
 import torch
+from mmengine.config import Config
 from torch import nn
 
 from mmunorm import fuse_norms, load_folded, replace_norms, save_folded
+from mmunorm.config.models import build_model, match_folded
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
@@ -102,3 +104,16 @@ def test_a_file_that_is_no_checkpoint():
         file.write('hi')
     with pytest.raises(ValueError, match='text.pth: not a checkpoint'):
         load_folded('text.pth', make())
+
+
+def test_a_config_that_lists_its_converted_norms_builds_the_folded_model():
+    cfg = Config(dict(default_scope='mmpretrain', model=dict(
+        models.classifier_cfg(models.vit_backbone(models.LN), 16, 'VisionTransformerClsHead', neck=False),
+        type='ReplacedNorms', of='ImageClassifier', norm_cfg=models.UN, converted=['backbone.ln1'])))
+    model = models.randomize(models.build(cfg.model), gamma='none')
+    assert len(fuse_norms(model).folded) == 1
+    save_folded(model, 'folded.pth', cfg)
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(load_folded('folded.pth')(x), model(x))
+    match_folded(cfg, 'folded.pth')
+    assert cfg.model.type == 'FoldedModel' and build_model(cfg).state_dict().keys() == model.state_dict().keys()

@@ -282,7 +282,7 @@ def test_a_loaded_model_can_be_saved_again_but_is_no_other_architecture(tmp_path
     report = fuse_norms(model, example=IMAGES.float())
     save_folded(model, tmp_path / 'first.pth', cfg, report)
     loaded, second = load_folded(tmp_path / 'first.pth'), cfg.copy()
-    second.model = folded_config(cfg.model, ['norm'], {})
+    second.model = folded_config(cfg.model, dict(folded=['norm'], made={}))
     save_folded(loaded, tmp_path / 'second.pth', second, fuse_norms(loaded))
     again = load_folded(tmp_path / 'second.pth').state_dict()
     assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())

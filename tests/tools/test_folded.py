@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.runner import load_checkpoint
 
 from mmunorm import fuse_norms, replace_norms
-from mmunorm.checkpoints.folded import folded_config, folded_made, folded_norms, load_folded, save_folded
+from mmunorm.checkpoints.folded import folded_config, folding_of, load_folded, save_folded
 from mmunorm.checkpoints.unpickling import restricted
 from mmunorm.config.models import build_model
 from mmunorm.utils import PreflightError
@@ -217,7 +217,7 @@ def test_a_norm_that_folds_only_after_training(classifier):
     save_folded(model, 'folded.pth', cfg, report)
     x = torch.randn(2, 3, 32, 32)
     checkpoint = torch.load('folded.pth', weights_only=True)
-    cfg.model = folded_config(cfg.model, folded_norms(checkpoint), folded_made(checkpoint))
+    cfg.model = folded_config(cfg.model, folding_of(checkpoint))
     loaded = build_model(cfg).eval()
     load_checkpoint(loaded, 'folded.pth', strict=True)
     torch.testing.assert_close(loaded(x), model(x))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmunorm.benchmark import tasks
-from mmunorm.checkpoints.folded import folded_norms
+from mmunorm.checkpoints.folded import folding_of
 
 from .. import tiny_runs
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_is_measured_and_saved_folded(classifier, tmp_path):
                   tmp_path / 'new/folded.pth')
     assert str(checkpoint) in result['notes'][0] and 'random' not in result['notes'][0]
     folded, state = tiny_runs.checkpoint(tmp_path / 'new/folded.pth'), tiny_runs.checkpoint(checkpoint)['state_dict']
-    assert folded_norms(folded) and set(folded['meta']['dataset_meta']['classes']) == {'dark', 'light'}
+    assert folding_of(folded) and set(folded['meta']['dataset_meta']['classes']) == {'dark', 'light'}
     block = 'backbone.stages.0.blocks.0'
     qkv, norm = f'{block}.attn.w_msa.qkv.weight', f'{block}.norm1'
     expected = state[qkv] * state[f'{norm}.weight'] / (state[f'{norm}.running_var'] + 1e-5).sqrt()

@@ -11,7 +11,7 @@ from mmpretrain.models.utils import ShiftWindowMSA
 from torch.nn.utils import parametrizations
 
 from mmunorm import fuse_norms
-from mmunorm.checkpoints.folded import folded_config, folded_made, folded_norms
+from mmunorm.checkpoints.folded import folded_config, folding_of
 from mmunorm.fusion import NotFoldedError
 from projects.deep.deep.residuals import RESIDUALS
 from projects.deep.deep.residuals.base import FoldedResidual
@@ -258,10 +258,9 @@ def test_a_stream_whose_end_is_read_by_nothing_stays():
 def test_a_folded_checkpoint_builds_its_own_structure(cfg):
     model = randomize(prepared(MODELS.build(cfg)), gamma='none')
     fuse_norms(model, strict=True)
-    folded = folded_norms(model.state_dict())
     if cfg.backbone.residual_cfg.type == 'PostNorm':
         cfg.backbone.norm_cfg = dict(type='LN')  # without its norms the architecture is the same
-    loaded = MODELS.build(folded_config(cfg, folded, folded_made(model)))
+    loaded = MODELS.build(folded_config(cfg, folding_of(model)))
     loaded.load_state_dict(model.state_dict())
     images = torch.randn(2, 3, *((37, 51) if 'Swin' in cfg.backbone.type else (32, 32)))
     assert_equal(outputs(loaded.eval(), images), outputs(model, images), 0)

@@ -8,7 +8,7 @@ from mmpretrain.structures import DataSample
 from torch import nn
 
 from mmunorm import fuse_norms
-from mmunorm.checkpoints.folded import folded_config, folded_made
+from mmunorm.checkpoints.folded import folded_config, folding_of
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.norms import Norm
 from projects.low_light.low_light import IAT, EnhancingPreprocessor, ImageEnhancer
@@ -151,11 +151,10 @@ def test_it_folds_with_the_model_and_its_checkpoint_builds_it_again():
     model = classifier().eval()
     data = batch((32, 32))
     expected = model.test_step(copy.deepcopy(data))[0].pred_score
-    report = fuse_norms(model, strict=True)
+    fuse_norms(model, strict=True)
     assert not any(isinstance(module, Norm) for module in model.modules())
     torch.testing.assert_close(model.test_step(copy.deepcopy(data))[0].pred_score, expected, atol=1e-5, rtol=1e-4)
-    names = [fold.norm for fold in report.folded]
-    again = MODELS.build(folded_config(classifier_cfg(), names, folded_made(model))).eval()
+    again = MODELS.build(folded_config(classifier_cfg(), folding_of(model))).eval()
     again.load_state_dict(model.state_dict())
     torch.testing.assert_close(again.test_step(data)[0].pred_score, expected, atol=1e-5, rtol=1e-4)
 
