@@ -23,9 +23,10 @@ from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli.arguments import command, load_config, out_folder, positive, set_dataloader_defaults
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import NORMS, replace_norm_cfgs
-from mmunorm.conversion.statistics import NUM_SUMS, mean_and_square, nearest_affine, scale_and_shift, token_sums
+from mmunorm.conversion.statistics import NUM_SUMS, mean_and_square, nearest_affine, token_sums
 from mmunorm.engine.calibration import samples_of, test_metrics, training_batches
 from mmunorm.engine.distillation import adapt_backbone
+from mmunorm.fusion.affine import affine_of
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.replace import layer_norms
 from mmunorm.tables import markdown_table
@@ -131,7 +132,7 @@ def without_layer_norm(model, run, norm_cfg, kept):
         handle.remove()
     mmunorm.replace_norms(model, norm_cfg)
     for name, norm in norms.items():
-        gamma, beta = scale_and_shift(norm)
+        gamma, beta = affine_of(norm)
         mean, square = mean_and_square(sums[name])
         goal = model.get_submodule(name)
         a, b = (gamma / (square + goal.eps).sqrt(), beta) if kept else nearest_affine(

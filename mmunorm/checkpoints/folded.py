@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
@@ -18,12 +18,13 @@ from pickle import UnpicklingError
 import torch
 from torch import nn
 
+from ..compat import forget_compiled_code
 from ..fusion.basis import is_layer_scale
 from ..fusion.examples import with_plain_weights
 from ..fusion.inner_tokens import refuse_inner_tokens, refuses_inner_tokens
 from ..fusion.joint import join
 from ..fusion.padding import Fill
-from ..fusion.plan import FoldPlan, unwrapped
+from ..fusion.plan import FoldPlan, uncompiled, unwrapped
 from ..fusion.reduced import Folded, TokenScale
 from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
@@ -78,6 +79,7 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
         plan.fills[owner](model.get_submodule(owner), Fill(next(model.parameters()).new_zeros(made[name])))
     if changed_streams:
         refuse_inner_tokens(model)
+    forget_compiled_code()
     return model
 
 
@@ -129,7 +131,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
     check_module(model)
     path = written_file(_path(path, 'save_folded(model, path)'))
     model = unwrapped(model)
-    with _uncompiled(model):
+    with uncompiled(model):
         structure = folding_of(model)
         if not structure:
             raise ValueError('model: none of its norms is folded; call mmunorm.fuse_norms(model) first')
@@ -192,7 +194,7 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
         raise ValueError('model: it is folded already; give one of the same architecture that is not')
     if any(parameter.is_meta for parameter in inner.parameters()):
         raise ValueError('model: it is on the meta device; call model.to_empty(device="cpu") first')
-    with _uncompiled(inner):
+    with uncompiled(inner):
         # A copy is tried first, so that a model that the file does not fit stays unchanged.
         for target in (copy.deepcopy(inner), inner):
             try:
@@ -202,24 +204,6 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
             except (RuntimeError, AttributeError, ValueError) as error:
                 raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
     return model.eval()
-
-
-@contextmanager
-def _uncompiled(model: nn.Module) -> Iterator[None]:
-    """A context in which compiled parts of a model are the parts themselves, so that names are those of the file."""
-    def exchange(name: str, part: nn.Module, other: nn.Module) -> None:
-        owner, _, child = name.rpartition('.')
-        if getattr(model.get_submodule(owner), child) is part:  # a norm may have been folded
-            setattr(model.get_submodule(owner), child, other)
-
-    compiled = {name: part for name, part in model.named_modules() if hasattr(part, '_orig_mod')}
-    for name, part in reversed(compiled.items()):  # the innermost first
-        exchange(name, part, part._orig_mod)
-    try:
-        yield
-    finally:
-        for name, part in compiled.items():
-            exchange(name, part._orig_mod, part)
 
 
 def _settings(model: nn.Module) -> dict[str, dict]:

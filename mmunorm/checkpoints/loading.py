@@ -93,27 +93,10 @@ def _mismatch(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str, 
         kind = 'UN+' if 'running_mean' in of_norms else 'UN' if 'running_var' in of_norms else 'LN'
         return (f"the checkpoint {checkpoint} {'has' if key in names else 'lacks'} {key}: its norms are not the "
                 f"config's. Name them with --norm, such as --norm {kind}.")
-    if prefixes := _odd_prefixes(names, expected):
-        return (f"the names in the checkpoint {checkpoint} begin with {' or '.join(prefixes)}, and the model's do not: "
-                f'save the weights of one without it (`name.removeprefix({prefixes[-1]})`).')
-    parts, expected_parts = ({name.partition('.')[0] for name in keys} for keys in (names, expected))
-    missing, unexpected = sorted(expected_parts - parts), sorted(parts - expected_parts)
-    if 'backbone' in parts & expected_parts and missing and unexpected:
-        return (f'the checkpoint {checkpoint} is not of a {type(model).__name__}: it has {", ".join(unexpected)} and '
-                f'lacks {", ".join(missing)}. A training can start from its backbone: --cfg-options '
-                f'pretrained={checkpoint}')
-    return f'the checkpoint {checkpoint} does not fit the config: {" ".join(error.split())[:400]}'
-
-
-def _odd_prefixes(names: set[str], expected: set[str]) -> list[str]:
-    """Prefixes of a checkpoint's names before the model's names, such as "'teacher.'"; empty without a match."""
-    longest = max(expected, key=len)
-    prefixes = {name.removesuffix(longest) for name in names if name.endswith(f'.{longest}')}
-    found = [prefix for prefix in prefixes if names.issuperset(prefix + name for name in expected)]
-    tops, expected_tops = ({name.partition('.')[0] for name in keys} for keys in (names, expected))
-    if not found and len(tops) == 1 and not tops & expected_tops:  # a model of another project
-        found = [f'{tops.pop()}.']
-    return sorted(map(repr, found))
+    parts = [f'{what.format(plural(len(keys), "name"))}, such as {min(keys)}' for what, keys in (
+        ('lacks {}', expected - names), ('has {} too many', names - expected)) if keys]
+    why = f'it {" and ".join(parts)}.' if parts else ' '.join(error.split())[:400]
+    return f'the checkpoint {checkpoint} does not fit the config: {why}'
 
 
 def check_statistics(model: nn.Module, checkpoint: str | None) -> None:

@@ -20,13 +20,14 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 from tqdm import tqdm
 
+from ..fusion.examples import tensors_in
 from ..norms import OfflineNorm
 from ..norms.base import check_count
 from ..norms.layers import is_channels_first
 from ..norms.replace import is_any, layer_norms
 from ..utils import check_module, error_text, eval_mode, plural, whole_file
 from .agreement import Agreement, agreement, teacher_norms
-from .calls import recorded, tensors_of, watched
+from .calls import recorded, watched
 from .images import batch_of, batches_of, floating, single_images, spread, suspicious
 from .report import ConversionError
 from .statistics import mean_and_square, share_of_variance, token_sums, tokens_of
@@ -192,18 +193,18 @@ class _Run:
         dims = {}
 
         def note_dims(module: nn.Module, args: tuple, kwargs: dict, output) -> None:
-            dims[module] = [tensor.dim() for tensor in tensors_of(output)[:1]]
+            dims[module] = next((tensor.dim() for tensor in tensors_in(output)), 2)
 
         for name, image in {AUGMENTED: first, 'held_out': self.checked[:1]}.items():
             try:
                 with torch.no_grad(), watched(teacher.modules(), note_dims):
-                    outputs = tensors_of(teacher(image))
+                    outputs = list(tensors_in(teacher(image)))
             except Exception as error:
                 raise ConversionError(f'{name}: {type(teacher).__name__} does not take {image.dtype} of '
                                       f'{tuple(image.shape)}: {error_text(error)}') from error
             if not outputs or not all(output.isfinite().all() for output in outputs):
                 raise ConversionError(f'teacher: its output on the first of {name} is not finite, or no tensor')
-        without_channels = {module for module, dim in dims.items() if dim and dim[0] < 2}
+        without_channels = {module for module, dim in dims.items() if dim < 2}
         self.parts = _parts(teacher, set(self.norms.values()), without_channels)
         self.file, self.saved = None, {}
         self.reached, self.history, self.notes = {}, [], []
@@ -305,9 +306,9 @@ class _Run:
                 return _mean(_relative_error(*(_update(output, args, name in self.norms) for output in (
                     self.model.get_submodule(name)(*args, **kwargs), target))) for name, args, kwargs, target in wanted)
             with recorded(self.model, self.parts) as got:
-                pairs = list(zip(tensors_of(self.model(images)), tensors_of(output), strict=True))
+                pairs = list(zip(tensors_in(self.model(images)), tensors_in(output), strict=True))
         pairs = [[_tokens(x, 1 if x.dim() == 4 else -1) for x in pair] for pair in pairs if pair[0].dim()]
-        streams = [[_tokens(tensors_of(out)[0], self.parts[name]) for name, _, _, out in calls]
+        streams = [[_tokens(next(tensors_in(out)), self.parts[name]) for name, _, _, out in calls]
                    for calls in zip(got, wanted, strict=True)]
         pairs.append(streams[-1])
         return (_mean(_relative_error(*pair) for pair in pairs)
@@ -447,7 +448,7 @@ def _sampled_tokens(models: Sequence[nn.Module], tokens: int | None, generator: 
 
 def _update(output, args: tuple, is_norm: bool) -> Tensor:
     """The output of a part minus its input; for a norm, or a part that changes the shape, the output."""
-    output = tensors_of(output)[0].float()
+    output = next(tensors_in(output)).float()
     is_residual = not is_norm and args and isinstance(args[0], Tensor) and args[0].shape == output.shape
     return output - args[0].float() if is_residual else output
 

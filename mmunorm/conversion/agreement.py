@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..fusion.examples import tensors_in
 from ..norms.layers import is_channels_first
 from ..norms.replace import layer_norms
 from ..utils import eval_mode
-from .calls import recorded, tensors_of
+from .calls import recorded
 from .images import batches_of, single_images
 from .report import ConversionError
 from .statistics import TINY
@@ -70,7 +71,7 @@ def agreement(model: nn.Module, teacher: nn.Module, images, batch_size: int = 16
             if dims > 2:
                 tokens = result.movedim(1 if dims == 4 else -1, -1)
             else:
-                tokens = tensors_of(last_norm)[0].movedim(axis, -1)
+                tokens = next(tensors_in(last_norm)).movedim(axis, -1)
             rows.append((result if dims == 2 else tokens.flatten(1, -2).mean(1)).double())
             compared.append(tokens.flatten(1).double())
         x, y = compared

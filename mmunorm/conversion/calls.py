@@ -8,11 +8,17 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..fusion.examples import map_tensors, tensors_in
+
 
 @contextmanager
-def watched(modules: Iterable[nn.Module], hook: Callable[[nn.Module, tuple, dict, object], object]) -> Iterator[None]:
-    """A context in which `hook` is called with module, arguments and output at each call of the modules."""
-    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in modules]
+def watched(modules: Iterable[nn.Module], hook: Callable, before: bool = False) -> Iterator[None]:
+    """A context in which `hook` is called with module, arguments, keyword arguments and output of each call of modules.
+
+    With `before`, it is called before the module and without an output.
+    """
+    handles = [(module.register_forward_pre_hook if before else module.register_forward_hook)(hook, with_kwargs=True)
+               for module in modules]
     try:
         yield
     finally:
@@ -27,27 +33,8 @@ def recorded(model: nn.Module, names: Iterable[str]) -> Iterator[list[tuple[str,
     Arguments and outputs are copied, because they may be changed in place later.
     """
     calls, modules = [], {model.get_submodule(name): name for name in names}
-    with watched(modules, lambda module, *call: calls.append((modules[module], *map(_copied, call)))):
+    with watched(modules, lambda module, *call: calls.append((modules[module], *map_tensors(Tensor.clone, call)))):
         yield calls
-
-
-def tensors_of(value) -> list[Tensor]:
-    """The tensors in a value, also in tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (tuple, list)):
-        return []
-    return [tensor for part in value for tensor in tensors_of(part)]
-
-
-def _copied(value):
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    return type(value)(map(_copied, value)) if type(value) in (tuple, list) else value
 
 
 class OtherReaders(TorchFunctionMode):
@@ -82,8 +69,8 @@ class OtherReaders(TorchFunctionMode):
         name = getattr(function, '__name__', '')
         # Of `x.to(weight)`, `x.type_as(weight)` and the like, the dtype and device count; `weight.dtype` is no tensor.
         read = args[:1] if name in ('to', 'type_as') else () if name.startswith('new_') else (args, kwargs)
-        if not name.endswith('_like') and tensors_of(output):
-            for owners in filter(None, (self._owners.get(tensor) for tensor in tensors_of(read))):
+        if not name.endswith('_like') and any(True for _ in tensors_in(output)):
+            for owners in filter(None, map(self._owners.get, tensors_in(read))):
                 if not any(self._running[module] for module in owners):
                     self.found.update(dict.fromkeys(owners, name))
         return output

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ..fusion.affine import affine_of
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
 from ..norms.layers import channel_axis, has_affine, input_of, is_channels_first, is_norm
@@ -34,7 +35,6 @@ from .statistics import (
     mean_and_square,
     nearest_affine,
     relative_error,
-    scale_and_shift,
     token_sums,
     tokens_of,
     valid_tokens,
@@ -44,7 +44,6 @@ UN_CFG = dict(type='UN')
 TOLERANCE = 0.02  # how far the output of a LayerNorm may be from the formula, as a share of its size; bfloat16 rounds
 SWEEPS = 2  # passes over the batches that fit the norms
 GROUPS = 32  # of batches, at most: parts of the sums that the second sweep replaces
-REGULAR_EXPRESSION = set(r'\*+?|^$()[]{}')  # characters that no name of a module has
 
 
 @torch.inference_mode(False)  # parameters made inside it cannot be trained
@@ -116,9 +115,8 @@ def _named(names: dict[str, nn.Module], keep: Sequence[str]) -> Iterator[nn.Modu
     for entry in keep:
         found = [norm for name, norm in names.items() if f'{name}.'.startswith(f'{entry}.')]
         if not found:
-            hint = '; list names in place of a regular expression' if REGULAR_EXPRESSION & set(entry) else ''
             raise ConversionError(f'keep: no LayerNorm has the name {entry!r} or is inside of a module of this name; '
-                                  f'names are such as {next(iter(names))!r}{hint}')
+                                  f'names are such as {next(iter(names))!r}')
         yield from found
 
 
@@ -291,7 +289,7 @@ class InputStats:
 
     def __init__(self, norm: nn.Module, name: str):
         self.norm, self.name = norm, name
-        self.gamma, self.beta = scale_and_shift(norm)
+        self.gamma, self.beta = affine_of(norm)
         self.sums = torch.zeros(NUM_SUMS, *self.gamma.shape, dtype=torch.float64, device=self.gamma.device)
         self.sigma = self.sums.new_zeros(2)  # sums of sigma and sigma^2
         self.largest = self.sums.new_zeros(())
@@ -421,8 +419,7 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
             goal.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
             measured.stored(goal)
 
-    handles = [goal.register_forward_pre_hook(hook, with_kwargs=True) for goal in stats]
-    try:
+    with watched(stats, hook, before=True):
         for _ in range(SWEEPS):
             for index, group in enumerate(groups):
                 for goal, old in sums[index].items():
@@ -431,9 +428,6 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
                 for batch in group:
                     _run(model, batch)
                     bar.update()
-    finally:
-        for handle in handles:
-            handle.remove()
     for goal, measured in fitted.items():
         measured.sums = sum((of_group[goal] for of_group in sums if goal in of_group), torch.zeros_like(measured.sums))
         measured.check('after the norms that are converted')

@@ -87,11 +87,3 @@ def share_of_variance(x: Tensor, target: Tensor) -> Tensor:
 def mean_and_square(sums: Tensor) -> tuple[Tensor, Tensor]:
     """E[x] and E[x^2] of each channel, `(C,)` each."""
     return sums[1] / sums[0], sums[2] / sums[0]
-
-
-def scale_and_shift(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """LayerNorm's gamma and beta, `(C,)` float64 each; 1 and 0 if it has none."""
-    like = norm.weight if norm.weight is not None else torch.ones(norm.normalized_shape)
-    gamma = like.detach().double()
-    beta = getattr(norm, 'bias', None)
-    return gamma, torch.zeros_like(gamma) if beta is None else beta.detach().double()

@@ -12,6 +12,7 @@ from ..norms import OfflineNorm
 from ..norms.layers import channel_axis, input_of
 from ..registry import print_log
 from ..utils import check_module, eval_mode
+from .calls import watched
 from .convert import ConversionError, run_checked, runs_on
 from .images import all_batches, suspicious
 from .statistics import valid_tokens
@@ -57,9 +58,8 @@ def update_norms(model: nn.Module, batches, progress: bool = False) -> None:
             count, x, square = sums[norm] = sums.get(norm, 0) + new
             norm.set_statistics(x / count, square / count)
 
-    handles = [norm.register_forward_pre_hook(hook, with_kwargs=True) for norm in norms.values()]
     try:
-        with eval_mode(model):
+        with eval_mode(model), watched(norms.values(), hook, before=True):
             for batch in tqdm(batches, desc='measuring', unit='batch', disable=None if progress else True):
                 run_checked(inner, batch)
         if not sums:
@@ -71,9 +71,6 @@ def update_norms(model: nn.Module, batches, progress: bool = False) -> None:
         for buffer, values in before:
             buffer.copy_(values)
         raise
-    finally:
-        for handle in handles:
-            handle.remove()
     for note in suspicious(batches):
         print_log(note, 'current')
     if idle := [name for name, norm in norms.items() if norm not in sums]:

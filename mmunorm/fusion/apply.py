@@ -1,15 +1,18 @@
 """Step 4 of folding: rewrites the layers adjacent to the norms of a plan, and removes the norms."""
 from __future__ import annotations
 
+from collections import defaultdict
+
 import torch
 from torch import nn
 
+from ..compat import forget_compiled_code
 from .basis import NewNorm, apply_change, new_norms
 from .examples import with_plain_weights
 from .inner_tokens import refuse_inner_tokens
 from .plan import FoldPlan
 from .reduced import Folded
-from .replaced import note_folds
+from .replaced import note_norms
 from .rewrite import reduce_norm, rewrite
 
 
@@ -27,11 +30,14 @@ def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
     for joint in plan.joints:
         if not joint.obstacle:
             joint.apply(model, plan)
-    folds = [fold for fold in plan.folds.values() if not fold.obstacle]
-    covered = {site.layer for fold in folds for site in fold.sites}
-    added = [name for change in plan.changes for name in apply_change(model, change, covered)]
+    norms: dict[str, list[str]] = defaultdict(list)  # by the layer that they are folded into
+    for fold in plan.folds.values():
+        for site in fold.sites if not fold.obstacle else ():
+            norms[site.layer].append(fold.norm)
+    added = [name for change in plan.changes for name in apply_change(model, change, norms.keys())]
     if plan.changes:
         next(module for module in model.modules() if isinstance(module, Folded)).added += tuple(added)
         refuse_inner_tokens(model)
-    note_folds(model, folds)
+    note_norms(model, norms)
+    forget_compiled_code()
     return new_by_name

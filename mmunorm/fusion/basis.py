@@ -13,6 +13,7 @@ the channels can stay as they are: `Q = 1`. A norm over k tokens side by side ha
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ from torch.nn.utils import parametrize
 
 from ..norms.layers import is_channels_first
 from .affine import Affine, statistic_of
-from .check import adapter_of, is_layer, layer_obstacle
+from .check import is_layer, layer_obstacle
 from .padding import Fill, zero_token
 from .plan import FoldPlan
 from .report import Fold
@@ -183,7 +184,7 @@ def _reader_obstacle(plan: FoldPlan, change: BasisChange, reader: Reader, covere
         return f'it is read by {name or "a layer with a computed weight"} without a norm'
     if getattr(layer, 'groups', 1) > 1:
         return f'it is read by {name}, a convolution with groups'
-    return _layer_obstacle(plan, name)
+    return layer_obstacle(name, plan)
 
 
 def _writer_obstacle(plan: FoldPlan, writer: Writer) -> str:
@@ -201,17 +202,7 @@ def _writer_obstacle(plan: FoldPlan, writer: Writer) -> str:
         return f'it is written by {writer.name}, which is shared with {shared}' if shared else ''
     if getattr(module, 'groups', 1) > 1:
         return f'it is written by {writer.name}, a convolution with groups'
-    return _layer_obstacle(plan, writer.name)
-
-
-def _layer_obstacle(plan: FoldPlan, name: str) -> str:
-    layer = plan.modules[name]
-    if why := layer_obstacle(layer):
-        return f'{name} {why}'
-    if shared := plan.owners.others(name, layer):
-        return f'{name} is shared with {shared}'
-    adapter = adapter_of(name, plan)
-    return f'{name} is part of {adapter}' if adapter else ''
+    return layer_obstacle(writer.name, plan)
 
 
 def _mapped(plan: FoldPlan, change: BasisChange) -> list[str]:
@@ -310,7 +301,7 @@ def _read(plan: FoldPlan, change: BasisChange, reader: Reader, new: NewNorm) -> 
 
 
 @torch.no_grad()
-def apply_change(model: nn.Module, change: BasisChange, covered: set[str]) -> list[str]:
+def apply_change(model: nn.Module, change: BasisChange, covered: Collection[str]) -> list[str]:
     """Folds a change of basis into what writes the stream, and into the layers that read it without a norm, in place.
 
     `covered` are the layers whose norms are folded with the new basis already. Returns the names of buffers that were

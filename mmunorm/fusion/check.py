@@ -38,11 +38,8 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> str:
         if scale.dim() > 1 and (site.after or site.channels != tuple(range(len(shift)))
                                 or weight.shape[1] != len(shift)):
             return f'it mixes channels, which cannot be folded into its neighbour {site.layer}'
-        if site.layer not in fold.copied and (shared := plan.owners.others(site.layer, layer)):
-            return f'its neighbour {site.layer} is shared with {shared}'
-        if adapter := adapter_of(site.layer, plan):
-            return (f'its neighbour {site.layer} is part of {adapter}, whose merge() would undo the fold; '
-                    'merge it first (peft: merge_and_unload())')
+        if site.layer not in fold.copied and (why := _held_elsewhere(site.layer, plan)):
+            return f'its neighbour {site.layer} {why}'
     if scale.dim() > 1 and (fold.pads or fold.joint is not None):
         return 'it mixes channels, and its output is padded with zeros or it folds with other norms'
     return '' if fold.joint is not None else _fill_obstacle(fold, plan, (scale, shift))
@@ -75,21 +72,28 @@ def _joint_obstacle(plan: FoldPlan, joint: JointFold) -> str:
     return next(filter(None, obstacles), '')
 
 
-def adapter_of(layer: str, plan: FoldPlan) -> str:
-    """The class of the adapter around a layer that can be merged later, such as peft's LoRA; '' without one."""
-    parts = layer.split('.')
-    kinds = [type(plan.modules['.'.join(parts[:i])]) for i in range(len(parts))]
-    return next((kind.__name__ for kind in kinds if callable(getattr(kind, 'merge', None))
-                 and callable(getattr(kind, 'unmerge', None))), '')
-
-
-def layer_obstacle(layer: nn.Module) -> str:
-    """Why a factor of its output cannot be folded into `layer`, or ''."""
+def layer_obstacle(name: str, plan: FoldPlan) -> str:
+    """Why another output cannot be folded into the layer `name`, with its name, or ''."""
+    layer = plan.modules[name]
     if not is_layer(layer):
-        return f'is a {type(layer).__name__}, not a linear layer or convolution'
-    if parametrize.is_parametrized(layer) and not is_removable(layer):
-        return 'has a parametrized weight'
-    return call_obstacle(layer)
+        why = f'is a {type(layer).__name__}, not a linear layer or convolution'
+    elif parametrize.is_parametrized(layer) and not is_removable(layer):
+        why = 'has a parametrized weight'
+    else:
+        why = call_obstacle(layer) or _held_elsewhere(name, plan)
+    return f'{name} {why}' if why else ''
+
+
+def _held_elsewhere(name: str, plan: FoldPlan) -> str:
+    """What else holds the weights of the layer `name`, or ''."""
+    if shared := plan.owners.others(name, plan.modules[name]):
+        return f'is shared with {shared}'
+    parts = name.split('.')
+    for kind in (type(plan.modules['.'.join(parts[:i])]) for i in range(len(parts))):
+        if callable(getattr(kind, 'merge', None)) and callable(getattr(kind, 'unmerge', None)):  # such as peft's LoRA
+            return (f'is part of {kind.__name__}, whose merge() would undo the fold; '
+                    'merge it first (peft: merge_and_unload())')
+    return ''
 
 
 def is_layer(module: nn.Module) -> bool:

@@ -10,12 +10,12 @@ from ..norms.base import check_choice
 from ..utils import check_module, plural
 from .affine import statistic_of
 from .apply import apply
-from .basis import ROTATIONS, BasisChange, change_of, obstacle_of
+from .basis import ROTATIONS, change_of, obstacle_of
 from .check import check
 from .examples import Run, copy_of, runs_of
 from .find import find
-from .plan import FoldPlan, unwrapped
-from .report import SCALE, Fold, FusionReport, NotExactError, NotFoldedError, by_reason
+from .plan import FoldPlan, uncompiled, unwrapped
+from .report import SCALE, Fold, FusionReport, NotFoldedError, by_reason
 from .residual import find_streams
 from .rules import check_names
 from .verify import verify
@@ -77,25 +77,27 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
         if module.training and not hasattr(module, '_orig_mod'):
             raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
     check_names()
-    plan = FoldPlan(unwrapped(model), layer_norms)
-    runs, dtype = _find(plan, plan.example if example is None else example)
-    check(plan)
-    online = {name for name, norm in plan.norms.items() if statistic_of(norm)}
-    if strict:
-        _refuse_kept(plan, online)
-    if layer_norms == 'exact' and (online or rotate):
-        _find_changes(plan, runs, dtype, rotate)
-    difference = _verify_changes(plan, runs, dtype) if runs else None
-    if strict:
-        _refuse_kept(plan, online)  # the verification keeps norms, too
-    for name, new in apply(plan, plan.model).items():
-        plan.folds[name].left = _left(new.arguments)
-    folds = plan.folds.values()
-    return FusionReport(
-        folded=tuple(fold for fold in folds if not fold.obstacle and not fold.left),
-        reduced=tuple(fold for fold in folds if fold.left),
-        kept=tuple(fold for fold in folds if fold.obstacle and not fold.left), difference=difference,
-        streams=tuple(plan.changes))
+    model = unwrapped(model)
+    with uncompiled(model):
+        plan = FoldPlan(model, layer_norms)
+        runs, dtype = _find(plan, plan.example if example is None else example)
+        check(plan)
+        online = {name for name, norm in plan.norms.items() if statistic_of(norm)}
+        if strict:
+            _refuse_kept(plan, online)
+        if layer_norms == 'exact' and (online or rotate):
+            _find_changes(plan, runs, dtype, rotate)
+        difference = verify(plan, runs, dtype) if runs else None
+        if strict:
+            _refuse_kept(plan, online)  # the verification keeps norms, too
+        for name, new in apply(plan, plan.model).items():
+            plan.folds[name].left = _left(new.arguments)
+        folds = plan.folds.values()
+        return FusionReport(
+            folded=tuple(fold for fold in folds if not fold.obstacle and not fold.left),
+            reduced=tuple(fold for fold in folds if fold.left),
+            kept=tuple(fold for fold in folds if fold.obstacle and not fold.left), difference=difference,
+            streams=tuple(plan.changes))
 
 
 def _find(plan: FoldPlan, example) -> tuple[list[Run], torch.dtype | None]:
@@ -162,35 +164,3 @@ def _find_changes(plan: FoldPlan, runs: list[Run], dtype: torch.dtype | None, ro
             plan.changes.append(change)
     for fold in plan.folds.values():
         fold.why_left = reasons.get(fold.norm, '')
-
-
-def _verify_changes(plan: FoldPlan, runs: list[Run], dtype: torch.dtype | None) -> float | None:
-    """Verifies a plan and takes back the changes of bases that are not exact. Returns the difference of the rest."""
-    changes = plan.changes
-
-    def difference_with(some: list[BasisChange]) -> float | None:
-        plan.changes = some
-        return verify(plan, runs, dtype)
-
-    def exact(some: list[BasisChange]) -> list[BasisChange]:
-        try:
-            difference_with(some)
-        except NotExactError:
-            half = len(some) // 2
-            return exact(some[:half]) + exact(some[half:]) if half else []
-        return some
-
-    try:
-        return difference_with(changes)
-    except NotExactError:
-        if not changes:
-            raise
-    difference = difference_with([])
-    try:
-        difference = difference_with(exact(changes))
-    except NotExactError:
-        plan.changes = []
-    for change in changes:
-        for name in change.norms if change not in plan.changes else ():
-            plan.folds[name].why_left = 'outputs differ if its residual stream has another basis'
-    return difference

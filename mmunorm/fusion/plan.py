@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -77,6 +79,24 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """A context in which compiled parts of a model are the parts themselves, with the names of a model without them."""
+    def exchange(name: str, part: nn.Module, other: nn.Module) -> None:
+        owner, _, child = name.rpartition('.')
+        if getattr(model.get_submodule(owner), child) is part:  # not a norm that has been folded
+            setattr(model.get_submodule(owner), child, other)
+
+    compiled = {name: part for name, part in model.named_modules(remove_duplicate=False) if hasattr(part, '_orig_mod')}
+    for name, part in reversed(compiled.items()):  # the innermost first
+        exchange(name, part, part._orig_mod)
+    try:
+        yield
+    finally:
+        for name, part in compiled.items():
+            exchange(name, part._orig_mod, part)
 
 
 def call_obstacle(module: nn.Module) -> str:

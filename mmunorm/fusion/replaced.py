@@ -2,26 +2,14 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from .report import Fold
-
 NEAR = 0.05  # relative difference of a layer's weight and its copy, such as one in another dtype
 _NORMS = 'folded_norms'  # an attribute of a layer
 _hooks: list = []
-
-
-def note_folds(model: nn.Module, folds: Iterable[Fold]) -> None:
-    """:func:`note_norms` for the norms that were folded into the layers of a model."""
-    norms = defaultdict(list)
-    for fold in folds:
-        for site in fold.sites:
-            norms[site.layer].append(fold.norm)
-    note_norms(model, norms)
 
 
 def note_norms(model: nn.Module, norms: Mapping[str, Iterable[str]]) -> None:

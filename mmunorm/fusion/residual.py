@@ -8,8 +8,8 @@ gradient with respect to `e` is a multiple of r exactly if the writer's channels
 """
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from .plan import FoldPlan
 from .reduced import FoldedNorm
 
 _CONVOLUTIONS = {'conv1d': 1, 'conv2d': 2, 'conv3d': 3}
+_TOLERANCE = 1e-6  # some models resize position tokens in float32
 
 
 @dataclass
@@ -64,7 +65,7 @@ def find_streams(model: nn.Module, plan: FoldPlan, run: Run, dtype: torch.dtype 
     probe = _Probe(model, plan)
     with torch.enable_grad(), probe:
         run(model, dtype)
-    return _streams(probe)
+    return _Grouping(probe).streams()
 
 
 class _Probe(TorchFunctionMode):
@@ -89,13 +90,6 @@ class _Probe(TorchFunctionMode):
             if tensor.is_floating_point():
                 self.tensors[name] = tensor.requires_grad_()
 
-    def end(self, kind: str, name: str, width: int, like: Tensor) -> Tensor:
-        """The vector that is added to the output of a writer."""
-        key = kind, name
-        if key not in self.ends:
-            self.ends[key] = like.new_zeros(width).requires_grad_()
-        return self.ends[key]
-
     def _norm_forward(self, name: str, norm: nn.Module, forward: Callable) -> Callable:
         def wrapped(*args, **kwargs):
             x, _ = input_of(args, kwargs)
@@ -105,47 +99,39 @@ class _Probe(TorchFunctionMode):
                 y = forward(*args, **kwargs)
             if not isinstance(y, Tensor) or not y.is_floating_point():
                 return y
-            y = y.clone() if y is x else y
-            return y + _along(self.end('norm', name, y.shape[axis], y), y, axis)
+            return self._written('norm', name, y.clone() if y is x else y, axis)
 
         return wrapped
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = getattr(func, '__name__', '')
+        kwargs, name = kwargs or {}, getattr(func, '__name__', '')
+        kind, axis = 'layer', -1
         if not torch.is_grad_enabled():  # inside of a norm
             return func(*args, **kwargs)
         if name == 'linear' or name in _CONVOLUTIONS:
-            return self._layer(name, func, args, kwargs)
-        if name == 'multi_head_attention_forward':
-            return self._attention(func, args, kwargs)
-        if func is F.embedding:
-            return self._embedding(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _layer(self, kind: str, func, args: tuple, kwargs: dict) -> Tensor:
-        x, weight = [*args, *(kwargs[key] for key in ('input', 'weight') if key in kwargs)][:2]
-        name = self.layers.get(id(weight))
-        axis = -1 if kind == 'linear' else x.dim() - 1 - _CONVOLUTIONS[kind]
-        self.reads.append((Reader(name or '', False), x, axis))
+            x, weight = [*args, *(kwargs[key] for key in ('input', 'weight') if key in kwargs)][:2]
+            inputs, reader, writer = [x], weight, weight
+            axis = -1 if name == 'linear' else x.dim() - 1 - _CONVOLUTIONS[name]
+        elif name == 'multi_head_attention_forward':
+            inputs, reader, writer = {id(x): x for x in args[:3]}.values(), args[5], args[11]
+        elif func is F.embedding:
+            kind, inputs, reader, writer = 'embedding', (), None, args[1]
+        else:
+            return func(*args, **kwargs)
+        self.reads += [(Reader(self.layers.get(id(reader), ''), False), x, axis) for x in inputs]
         with torch.no_grad():
-            y = func(*args, **kwargs)
-        return y if name is None else y + _along(self.end('layer', name, y.shape[axis], y), y, axis)
+            output = func(*args, **kwargs)
+        if id(writer) not in self.layers:
+            return output
+        y, *rest = output if isinstance(output, tuple) else (output, )
+        y = self._written(kind, self.layers[id(writer)], y, axis)
+        return (y, *rest) if rest else y
 
-    def _attention(self, func, args: tuple, kwargs: dict):
-        name = self.layers.get(id(args[5]))
-        for x in {id(x): x for x in args[:3]}.values():
-            self.reads.append((Reader(name or '', False), x, -1))
-        with torch.no_grad():
-            y, *rest = func(*args, **kwargs)
-        name = self.layers.get(id(args[11]))
-        return (y if name is None else y + self.end('layer', name, y.shape[-1], y), *rest)
-
-    def _embedding(self, func, args: tuple, kwargs: dict) -> Tensor:
-        with torch.no_grad():
-            y = func(*args, **kwargs)
-        name = self.layers.get(id(args[1]))
-        return y if name is None else y + self.end('embedding', name, y.shape[-1], y)
+    def _written(self, kind: str, name: str, y: Tensor, axis: int) -> Tensor:
+        """The output of a writer, plus its vector."""
+        if (kind, name) not in self.ends:
+            self.ends[kind, name] = y.new_zeros(y.shape[axis]).requires_grad_()
+        return y + _along(self.ends[kind, name], y, axis)
 
 
 def _along(vector: Tensor, x: Tensor, axis: int) -> Tensor:
@@ -162,54 +148,68 @@ class _Link:
     scale: Tensor | None = None
     axis: int = 0  # of a token
 
-
-def _streams(probe: _Probe) -> list[ResidualStream]:
-    keys = [*probe.ends, *(('token', name) for name in probe.tensors)]
-    leaves = [*probe.ends.values(), *probe.tensors.values()]
-    generator = torch.Generator().manual_seed(0)
-    links: dict[int, dict[tuple[str, str], _Link | None]] = {}  # by the number of the read
-    for number, (_, x, axis) in enumerate(probe.reads):
-        if not x.requires_grad:
-            continue
-        vectors = torch.randn(2, x.shape[axis], generator=generator, dtype=torch.float64).to(x)
-        first, second = ([None if g is None else g.detach() for g in torch.autograd.grad(
-            (x * _along(r, x, axis)).sum(), leaves, retain_graph=True, allow_unused=True)] for r in vectors)
-        least = 1e-9 * max((g.abs().max().item() for g in first if g is not None and g.numel()), default=0.)
-        links[number] = {
-            key: _link(key[0], one, other, *vectors) for key, one, other in zip(keys, first, second, strict=True)
-            if one is not None and one.numel() and one.abs().max() > least}
-    return _Grouping(probe, links).streams()
+    def split(self, r: Tensor) -> Tensor:
+        """r for each token side by side, `(width, parts)`."""
+        return r.view(-1, self.parts) if self.interleaved else r.view(self.parts, -1).mT
 
 
-def _link(kind: str, first: Tensor, second: Tensor, r: Tensor, other: Tensor) -> _Link | None:
-    """How a writer with these gradients arrives at a reader; None if its channels are mixed or changed."""
-    tolerance = 1e-6  # some models resize position tokens in float32
-    for axis in range(first.dim() - 1, -1, -1):
-        width = first.shape[axis]
-        if width < 2 or len(r) % width:
-            continue
-        parts = len(r) // width
-        for interleaved in (False, True)[:parts]:
-            # For each token side by side, `(width, parts)`.
-            split, again = (v.view(width, parts) if interleaved else v.view(parts, width).mT for v in (r, other))
-            rows = first.movedim(axis, -1).reshape(-1, width).mT
-            # How often the writer arrives at each of the tokens; padding is not written.
-            multiples = torch.linalg.lstsq(split, rows).solution
-            if parts < width and (rows - split @ multiples).abs().max() <= tolerance * rows.abs().max():
-                return _Link(parts, interleaved, axis=axis)
-            if kind == 'layer':
-                scale = first / split.sum(1)
-                if (scale - second / again.sum(1)).abs().max() <= 10 * tolerance * scale.abs().max():
-                    return _Link(parts, interleaved, scale=scale)
+def _gradients(x: Tensor, r: Tensor, ends: dict[tuple[str, str], Tensor]) -> dict[tuple[str, str], Tensor]:
+    """The gradients of `r . x` with respect to those of `ends` that reach x."""
+    found = torch.autograd.grad((x * r).sum(), list(ends.values()), retain_graph=True, allow_unused=True)
+    return {key: gradient for key, gradient in zip(ends, found, strict=True)
+            if gradient is not None and gradient.numel()}
+
+
+def _layouts(gradient: Tensor, r: Tensor) -> Iterator[_Link]:
+    """The ways in which a writer with this gradient may arrive at a reader."""
+    for axis in range(gradient.dim() - 1, -1, -1):
+        width = gradient.shape[axis]
+        if width > 1 and len(r) % width == 0:
+            for interleaved in (False, True)[:len(r) // width]:
+                yield _Link(len(r) // width, interleaved, axis=axis)
+
+
+def _plain_link(gradient: Tensor, r: Tensor) -> _Link | None:
+    """How a writer arrives at a reader as it is; None if its channels are mixed or changed."""
+    for link in _layouts(gradient, r):
+        split = link.split(r)
+        rows = gradient.movedim(link.axis, -1).reshape(-1, len(split)).mT
+        # How often the writer arrives at each of the tokens; padding is not written.
+        multiples = torch.linalg.lstsq(split, rows).solution
+        if link.parts < len(split) and (rows - split @ multiples).abs().max() <= _TOLERANCE * rows.abs().max():
+            return link
+    return None
+
+
+def _scaled_link(first: Tensor, r: Tensor, second: Tensor, other: Tensor) -> _Link | None:
+    """How a layer arrives at a reader multiplied by a vector, given its gradients for r and another r, or None."""
+    for link in _layouts(first, r):
+        scale, again = first / link.split(r).sum(1), second / link.split(other).sum(1)
+        if (scale - again).abs().max() <= 10 * _TOLERANCE * scale.abs().max():
+            return replace(link, scale=scale)
     return None
 
 
 class _Grouping:
     """Groups readers and writers into streams."""
 
-    def __init__(self, probe: _Probe, links: dict[int, dict[tuple[str, str], _Link | None]]):
-        self._probe, self._links = probe, links
+    def __init__(self, probe: _Probe):
+        self._probe = probe
+        self._links: dict[int, dict[tuple[str, str], _Link | None]] = {}  # by the number of the read
         self._scales: dict[tuple[str, str], str] = {}  # the parameter that multiplies a layer's output
+        ends = {**probe.ends, **{('token', name): tensor for name, tensor in probe.tensors.items()}}
+        generator = torch.Generator().manual_seed(0)
+        for number, (_, x, axis) in enumerate(probe.reads):
+            if not x.requires_grad:
+                continue
+            r, other = torch.randn(2, x.shape[axis], generator=generator, dtype=torch.float64).to(x)
+            first = _gradients(x, _along(r, x, axis), ends)
+            least = 1e-9 * max((gradient.abs().max().item() for gradient in first.values()), default=0.)
+            links = {key: _plain_link(gradient, r) for key, gradient in first.items() if gradient.abs().max() > least}
+            if scaled := [key for key, link in links.items() if link is None and key[0] == 'layer']:
+                second = _gradients(x, _along(other, x, axis), ends)
+                links.update({key: _scaled_link(first[key], r, second[key], other) for key in scaled})
+            self._links[number] = links
 
     def streams(self) -> list[ResidualStream]:
         for linked in self._links.values():

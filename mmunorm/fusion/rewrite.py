@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..norms.replace import disable_fast_path, set_submodules
+from ..norms.replace import disable_fast_path
 from .affine import has_act
 from .joint import join
 from .padding import Fill, zero_token
@@ -73,7 +73,8 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
     """Replaces the submodule `name` by `module`, in eval mode and on its device."""
     old = model.get_submodule(name)
     device = next((tensor.device for tensor in (*old.parameters(), *old.buffers(), *model.parameters())), None)
-    set_submodules(model, {name: module.eval().to(device)})
+    owner, _, child = name.rpartition('.')
+    setattr(model.get_submodule(owner), child, module.eval().to(device))
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Step 3 of folding: compares a folded copy with the model before the model is changed.
 
-A norm that makes a difference is found by halving the set of folds, and kept."""
+A norm that makes a difference is found by halving the set of folds, and kept; so is a basis of a residual stream.
+"""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .apply import apply
+from .basis import BasisChange
 from .examples import Run, copy_of, tensors_in
 from .joint import JointFold
 from .plan import FoldPlan
@@ -37,44 +39,70 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     """The largest difference between a model and its folded copy, relative to the largest value of an output.
 
     Compares the outputs of the model and of the layers that norms are folded into, on `runs` in `dtype`, None for the
-    model's own. Sets the obstacle of each fold with which they differ by more than rounding. Returns None if the runs
-    returned no tensor and no such layer ran.
+    model's own. Sets the obstacle of each fold with which they differ by more than rounding, and takes back the changes
+    of bases with which they do. Returns None if the runs returned no tensor and no such layer ran.
 
     Raises:
-        NotExactError: they differ with no norm folded, or the plan has changes of bases.
+        NotExactError: they differ with no norm folded.
     """
-    units = _units(plan)
-    reasons: dict[int, str] = {}  # by the id of a fold, of the last copy that had it folded and differed
+    with suppress(_Differs):
+        return _difference(plan, runs, dtype)
+    units, changes, plan.changes = _units(plan), plan.changes, []
 
-    def differs(chosen: Sequence[Unit]) -> bool:
+    def with_folds(chosen: Sequence[Unit]) -> float | None:
         for unit in units:
             for part in unit:
                 part.obstacle = '' if unit in chosen else 'is left out'
+        return _difference(plan, runs, dtype)
+
+    def with_changes(chosen: Sequence[BasisChange]) -> float | None:
+        plan.changes = list(chosen)
+        return _difference(plan, runs, dtype)
+
+    difference, reasons = _without_culprits(units, with_folds)
+    for unit in units:
+        for part in unit if id(unit) in reasons else ():
+            has_rule = isinstance(part, JointFold) or bool(part.pads or part.joint)
+            part.obstacle = (f'{reasons[id(unit)]} when it is folded: it has a consumer other than linear layers, '
+                             'another formula than its affine()' + ', or a wrong fold rule' * has_rule)
+    if changes:
+        difference, reasons = _without_culprits(changes, with_changes)
+        for change in changes:
+            for name in change.norms if id(change) in reasons else ():
+                plan.folds[name].why_left = 'outputs differ if its residual stream has another basis'
+    return difference
+
+
+def _without_culprits(units: Sequence, difference_with: Callable[[Sequence], float | None]
+                      ) -> tuple[float | None, dict[int, str]]:
+    """Leaves out the units with which a folded copy differs; the copy is last compared with all others.
+
+    Returns its difference, and how the copy differed with each unit that is left out, by the unit's id.
+    """
+    reasons: dict[int, str] = {}  # of the last copy that had the unit and differed
+
+    def differs(chosen: Sequence) -> bool:
         try:
-            _difference(plan, runs, dtype)
+            difference_with(chosen)
         except _Differs as error:
-            reasons.update((id(part), str(error)) for unit in chosen for part in unit)
+            reasons.update((id(unit), str(error)) for unit in chosen)
             return True
         return False
 
+    left = list(units)
     while True:
         try:
-            return _difference(plan, runs, dtype)
+            difference = difference_with(left)
+            return difference, {key: why for key, why in reasons.items() if key not in map(id, left)}
         except _Differs as error:
-            reasons.update((id(part), str(error)) for unit in units for part in unit)
-            if plan.changes or not units or differs([]):  # the caller first takes back changes
+            reasons.update((id(unit), str(error)) for unit in left)
+            if not left or differs([]):
                 raise NotExactError(
                     f'the copy to fold differs from the model before a norm is folded: {error}. The model is '
                     'unchanged. If its outputs are random, or depend on ties, as detections do, pass an example= that '
                     'returns features. Otherwise please report a bug.') from error
-        bad = _culprits(units, differs)
-        units = [unit for unit in units if unit not in bad]
-        for part in (part for unit in bad for part in unit):
-            has_rule = isinstance(part, JointFold) or bool(part.pads or part.joint)
-            part.obstacle = (f'{reasons[id(part)]} when it is folded: it has a consumer other than linear layers, '
-                             'another formula than its affine()' + ', or a wrong fold rule' * has_rule)
-        for part in (part for unit in units for part in unit):
-            part.obstacle = ''
+        culprits = _culprits(left, differs)
+        left = [unit for unit in left if unit not in culprits]
 
 
 def _units(plan: FoldPlan) -> list[Unit]:
@@ -83,7 +111,7 @@ def _units(plan: FoldPlan) -> list[Unit]:
     return alone + [[joint, *plan.folds_of(joint)] for joint in plan.joints if not joint.obstacle]
 
 
-def _culprits(units: list[Unit], differs: Callable[[Sequence[Unit]], bool]) -> list[Unit]:
+def _culprits(units: list, differs: Callable[[Sequence], bool]) -> list:
     """Those of `units` with which the folded copy differs, one or more; with all of them it does."""
     half = len(units) // 2
     parts = (units[:half], units[half:]) if half else ()

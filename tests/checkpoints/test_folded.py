@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.model import ExponentialMovingAverage
 from torch import nn
 
 from mmunorm import fuse_norms, load_folded, replace_norms, save_folded
@@ -34,9 +35,9 @@ needs_newer_dynamo = pytest.mark.skipif(not hasattr(nn, 'RMSNorm'), reason='its 
 
 
 @pytest.mark.parametrize('wrap', [lambda model: torch.compile(model, backend='eager'), nn.DataParallel,
-                                  torch.optim.swa_utils.AveragedModel,
+                                  torch.optim.swa_utils.AveragedModel, ExponentialMovingAverage,
                                   pytest.param(with_a_compiled_block, marks=needs_newer_dynamo)],
-                         ids=['compiled', 'data_parallel', 'averaged', 'compiled_block'])
+                         ids=['compiled', 'data_parallel', 'averaged', 'averaged_by_mmengine', 'compiled_block'])
 def test_wrapped_models(folded, wrap):
     """Before or after folding, at saving or at loading, the file is that of the model inside."""
     x = torch.randn(2, 3, 16, 16)

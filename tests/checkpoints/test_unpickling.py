@@ -56,23 +56,23 @@ def refusal(path):
 
 @pytest.mark.parametrize('key', ['state_dict', 'meta'])
 def test_code_is_refused(tmp_path, key):
-    path, made = tmp_path / 'a.pth', tmp_path / 'made'
+    path, marker = tmp_path / 'a.pth', tmp_path / 'marker'
     for how in (dict(), dict(_use_new_zipfile_serialization=False), dict(pickle_protocol=4)):
-        torch.save({'state_dict': dict(weight=torch.ones(2)), key: dict(a=Opens(made))}, path, **how)
+        torch.save({'state_dict': dict(weight=torch.ones(2)), key: dict(a=Opens(marker))}, path, **how)
         with pytest.raises(PreflightError) as error:
             read_checkpoint(str(path))
         # torch's unpickler reads no other protocol, and gives another reason.
         assert '--trust-checkpoint' in str(error.value) or 'pickle_protocol' in how
-        assert not made.exists()
+        assert not marker.exists()
 
 
 def test_no_other_way_around(tmp_path):
     """A plain pickle, a tar file as torch wrote it ten years ago, and a program of TorchScript."""
-    made = tmp_path / 'made'
-    (tmp_path / 'plain.pth').write_bytes(pickle.dumps(Opens(made)))
+    marker = tmp_path / 'marker'
+    (tmp_path / 'plain.pth').write_bytes(pickle.dumps(Opens(marker)))
     with tarfile.open(tmp_path / 'tar.pth', 'w') as archive:
         for name in ('sys_info', 'pickle', 'storages', 'tensors'):
-            content = pickle.dumps(Opens(made), protocol=2)
+            content = pickle.dumps(Opens(marker), protocol=2)
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             archive.addfile(entry, io.BytesIO(content))
@@ -80,7 +80,7 @@ def test_no_other_way_around(tmp_path):
     for name in ('plain', 'tar', 'script'):
         with pytest.raises(PreflightError):
             read_checkpoint(str(tmp_path / f'{name}.pth'))
-    assert not made.exists()
+    assert not marker.exists()
     assert 'ScriptModule' in refusal(tmp_path / 'script.pth')
     assert 'tarfile' in refusal(tmp_path / 'tar.pth')
 
@@ -134,21 +134,21 @@ def test_a_checkpoint_of_timm(tmp_path):
 
 
 def test_trust(tmp_path):
-    path, made = tmp_path / 'a.pth', tmp_path / 'made'
-    torch.save(dict(state_dict={}, meta=Opens(made)), path)
+    path, marker = tmp_path / 'a.pth', tmp_path / 'marker'
+    torch.save(dict(state_dict={}, meta=Opens(marker)), path)
     with restricted(), restricted(trusted=True):  # not what is called inside decides
         refusal(path)
-    assert not made.exists()
+    assert not marker.exists()
     with restricted(trusted=True):
         read_checkpoint(str(path))
-    assert made.exists()
+    assert marker.exists()
     refusal(path)
 
 
 def test_the_config_that_mmengine_would_run_is_left_out(tmp_path):
     """Its Runner counts the GPUs of an mmdet 2 run in this text."""
     path = tmp_path / 'a.pth'
-    torch.save(dict(state_dict={}, meta=dict(epoch=1, config=f"open({str(tmp_path / 'made')!r}, 'w')")), path)
+    torch.save(dict(state_dict={}, meta=dict(epoch=1, config=f"open({str(tmp_path / 'marker')!r}, 'w')")), path)
     assert read_checkpoint(str(path))['meta'] == dict(epoch=1)
     with restricted(trusted=True):
         assert 'config' in read_checkpoint(str(path))['meta']

@@ -1,6 +1,7 @@
 """A converted model learns its teacher's outputs from images alone."""
 import copy
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -29,8 +30,8 @@ def images(number=24):
         0.3 + 3 * torch.rand(number, 1, 1, 1, generator=generator))
 
 
-def pair(make=vit, seed=0):
-    """A converted model and its teacher, with random weights."""
+@cache
+def _pair(make, seed):
     torch.manual_seed(seed)
     teacher = make().eval()
     for weight in teacher.parameters():
@@ -38,6 +39,11 @@ def pair(make=vit, seed=0):
     model = copy.deepcopy(teacher)
     convert_norms(model, images(16).split(8))
     return model, teacher
+
+
+def pair(make=vit, seed=0):
+    """A converted model and its teacher, with random weights."""
+    return copy.deepcopy(_pair(make, seed))
 
 
 FAST = dict(batch_size=8, lr=1e-3, block_lr=1e-3, tokens=16)
@@ -85,24 +91,19 @@ def test_parts_are_blocks_merging_and_the_norms_outside_of_them():
 
 def test_a_step_sees_the_class_token_and_some_patch_tokens():
     model, teacher = pair()
-    seen = set()
-    model.blocks[0].register_forward_hook(lambda module, args, output: seen.add(args[0].shape[1]))
+    sizes = set()
+    model.blocks[0].register_forward_hook(lambda module, args, output: sizes.add(args[0].shape[1]))
     adapt(model, teacher, images(), 2, block_steps=0, **FAST)
-    assert seen == {17, 65}  # of steps, and of what is measured
+    assert sizes == {17, 65}  # of steps, and of what is measured
 
 
-def test_one_image():
-    model, teacher = pair()
-    report = adapt(model, teacher, images(1), 6, **FAST)
-    assert report.agreements['converted'].pooled is None and 'one image' in report.notes[0]
-    assert str(report)
-
-
-def test_a_teacher_of_somewhat_other_weights_is_noted():
+def test_notes_on_one_image_and_on_a_teacher_of_somewhat_other_weights():
     model, teacher = pair()
     model.blocks[0].attn.qkv.weight.data *= 1.3
-    report = adapt(model, teacher, images(), 1, block_steps=0, **FAST)
-    assert report.notes == ("the model's weights, without norms, differ from the teacher's by 9% of their size", )
+    report = adapt(model, teacher, images(1), 6, **FAST)
+    assert report.agreements['converted'].pooled is None and str(report)
+    assert report.notes[:2] == ("the model's weights, without norms, differ from the teacher's by 9% of their size",
+                                'the one image is trained on and measured on')
 
 
 def kinds_of_images():
@@ -171,20 +172,12 @@ class Pooled(torch.nn.Module):
         return self.last(self.norm(self.conv(x).flatten(2).transpose(1, 2)))
 
 
-def test_images_of_several_sizes():
-    teacher = Pooled()
-    model, given = copy.deepcopy(teacher), [image[:, :height] for height in (16, 32, 24) for image in images(8)]
-    convert_norms(model, images())
-    report = adapt(model, teacher, given, 20, block_steps=0, **FAST)
-    assert report.history[-1]['loss'] < report.history[0]['loss']
-
-
 @torch.no_grad()
 def test_agreement_is_that_of_an_output_that_has_tokens():
     teacher = Pooled()
     model, given = copy.deepcopy(teacher), images()
     convert_norms(model, given)
-    both = torch.stack([each.eval()(given).flatten() for each in (model, teacher)])
+    both = torch.stack([net.eval()(given).flatten() for net in (model, teacher)])
     assert agreement(model, teacher, given).tokens == pytest.approx(both.corrcoef()[0, 1].item(), abs=1e-6)
 
 
@@ -216,16 +209,18 @@ def test_it_converts_and_trains_where_gradients_are_off(mode):
 
 
 class WithLoss(Pooled):
-    """Returns a number, too, as mixtures of experts do."""
+    """Returns a number, too, as mixtures of experts do, which is not compared."""
 
     def forward(self, x):
         tokens = super().forward(x)
         return tokens, tokens.mean()
 
 
-def test_an_output_without_dimensions_is_not_compared():
-    model, teacher = pair(WithLoss)
-    report = adapt(model, teacher, images(), 20, block_steps=0, **FAST)
+@pytest.mark.parametrize('make, given', [
+    (Pooled, [image[:, :height] for height in (16, 32, 24) for image in images(8)]), (WithLoss, images())],
+                         ids=['images_of_several_sizes', 'output_without_dimensions'])
+def test_other_images_and_outputs(make, given):
+    report = adapt(*pair(make), given, 20, block_steps=0, **FAST)
     assert report.history[-1]['loss'] < report.history[0]['loss']
 
 
@@ -351,11 +346,9 @@ def broken(batch, index):
 @pytest.mark.parametrize('change, message', [
     (lambda a: a.update(steps=0), 'steps=0, block_steps=0: at least one step'),
     (lambda a: a.update(steps=2.5), 'steps must be an int of at least 0, got 2.5'),
-    (lambda a: a.update(steps=-5, block_steps=6), 'steps must be an int of at least 0, got -5'),
     (lambda a: a.update(block_steps=-1), 'block_steps must be an int of at least 0, got -1'),
     (lambda a: a.update(batch_size=0), 'batch_size must be an int of at least 1, got 0'),
     (lambda a: a.update(lr=math.nan), 'lr must be a positive number, got nan'),
-    (lambda a: a.update(lr=math.inf), 'lr must be a positive number, got inf'),
     (lambda a: a.update(block_lr='1e-4'), "block_lr must be a positive number, got '1e-4'"),
     (lambda a: a.update(augment=lambda x, _: None), 'images after augment: NoneType; must be floating-point'),
     (lambda a: a.update(augment=lambda x, _: x[..., :28]), 'after augment: VisionTransformer does not'),
@@ -364,12 +357,10 @@ def broken(batch, index):
                                             assign=True), 'teacher: shares pos_embed with the model'),
     (lambda a: a.update(images=[]), 'images: list; must be .* with at least one image'),
     (lambda a: a.update(images=torch.utils.data.DataLoader([])), 'images: DataLoader; must be a tensor'),
-    (lambda a: a.update(images={}), r'images\[0\]: dict; must be a tensor'),
     (lambda a: a.update(images=5), 'images: int; must be a tensor'),
     (lambda a: a.update(teacher=pair(seed=1)[1]), "teacher: the model's weights, without norms, differ from the "
      "teacher's by 1[34].% of their size; pass the model that it was converted from"),
     (lambda a: a.update(images=['cat.jpg']), r"images\[0\]: str; must be a tensor"),
-    (lambda a: a.update(held_out=['cat.jpg']), r"held_out\[0\]: str; must be a tensor"),
     (lambda a: a.update(images=torch.zeros(4, 32, 32)), r'must be'),
     (lambda a: a.update(images=images().byte()), 'torch.uint8; must be floating'),
     (lambda a: a.update(images=torch.zeros(4, 3, 30, 32)), 'does not take'),
@@ -379,7 +370,6 @@ def broken(batch, index):
     (lambda a: a.update(teacher=a['model']), 'has no LayerNorm'),
     (lambda a: a.update(model=copy.deepcopy(a['teacher'])), 'no norms to adapt; call convert_norms'),
     (lambda a: a['model'].half(), 'model: cls_token is torch.float16; train in float32'),
-    (lambda a: a['teacher'].half(), 'teacher: cls_token is torch.float16; train in float32'),
     (lambda a: a['model'].requires_grad_(False), 'none of its weights'),
 ])
 def test_bad_input_is_one_line_and_changes_nothing(change, message):

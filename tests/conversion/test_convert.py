@@ -14,14 +14,12 @@ from torch import nn
 
 from mmunorm import MABN, PN, UN, RepBN, convert_norms, fuse_norms, replace_norms
 from mmunorm.conversion import ConversionError, ConvertedNorm, convert_loaded
-from mmunorm.conversion.statistics import nearest_affine, scale_and_shift, token_sums
+from mmunorm.conversion.statistics import nearest_affine, token_sums
+from mmunorm.fusion.affine import affine_of
 
 from ..fusion.blocks import Block
 from ..fusion.models import (
     LN,
-    SWIN_ARCH,
-    classifier,
-    deit_classifier,
     detector,
     mmdet_swin,
     swin_classifier,
@@ -41,7 +39,7 @@ def reference(model, x):
     maps, x = [], x.double()
     for layer in model:
         if isinstance(layer, nn.LayerNorm):
-            gamma, beta = scale_and_shift(layer)
+            gamma, beta = affine_of(layer)
             maps.append(nearest_affine(token_sums(x.flatten(0, -2), layer.eps), gamma, beta, 1e-7))
             x = maps[-1][0] * x + maps[-1][1]
         else:
@@ -174,7 +172,7 @@ def test_a_norm_that_runs_twice_is_fitted_over_both_runs():
                   dict(norm=norm, linear=nn.Linear(6, 6), unused=layer_norm(6), again=norm))
     first = x.double()
     for _ in range(2):  # at the second run, it is fitted to both
-        a, b = nearest_affine(token_sums(first, 1e-5), *scale_and_shift(model.norm), 1e-7)
+        a, b = nearest_affine(token_sums(first, 1e-5), *affine_of(model.norm), 1e-7)
         first = torch.cat([x.double(), model.linear((a * x + b).float()).detach().double()])
     report = convert_norms(model, x)
     assert model.norm is model.again and type(model.norm) is UN
@@ -399,7 +397,7 @@ def test_of_a_data_set_512_images_are_read(kind):
     (torch.randn(1, 3, 32, 32).repeat(4, 1, 1, 1), 'only 1 different, where a few hundred are usual'),
     (torch.randn(9, 3, 32, 32).repeat(3, 1, 1, 1), 'only 9 of 27 different')])
 def test_useless_images_are_named(given, said):
-    report = convert_norms(timm_model('vit_tiny_patch16_224', None, depth=1), given)
+    report = convert_norms(nn.Sequential(nn.Conv2d(3, 6, 4, 4), LayerNorm2d(6)), given)
     notes = [f'suspicious images: {said}'] if said else []
     assert list(report.notes) == report.as_dict()['notes'] == notes
     assert str(report).splitlines()[1:2 + len(notes)] == [*notes, '']
@@ -455,7 +453,6 @@ def refused(match, model, batches, norm_cfg=None, **kwargs):
     (r'Sequential has no LayerNorm or RMSNorm; 0 \(ScaleNorm\) is none', lambda: nn.Sequential(ScaleNorm(6)), 'UN', ()),
     ('is itself a LayerNorm', lambda: nn.LayerNorm(6), 'UN', ()),
     ("no LayerNorm has the name 'norm' or .* names are such as '0'$", chain, 'UN', ['norm']),
-    ('names are such as .* in place of a regular expression', chain, 'UN', [r'\d']),
     ('keeps all LayerNorms', lambda: nn.Sequential(chain()), 'UN', ['0']),
     ('DyT is no offline norm over tokens; take UN', chain, 'DyT', ()),
     ('LayerNorm is no offline norm over tokens; take UN', chain, 'LN', ()),
@@ -528,16 +525,10 @@ def inputs(model, *size):
 
 @pytest.mark.parametrize('make, count', [
     (lambda: swin_classifier(LN), 11),
-    (lambda: classifier(dict(type='SwinTransformer', arch=SWIN_ARCH, img_size=32, window_size=4, out_indices=(1, )),
-                        16), 11),
     (lambda: t2t_classifier(LN), 9),
-    (lambda: deit_classifier(LN), 5),
-    (lambda: detector(LN), 12),
     (lambda: detector(LN, mmdet_swin(LN)), 12),
-    (lambda: timm_model('swin_tiny_patch4_window7_224', None), 11),
-    (lambda: timm_model('vit_tiny_patch16_224', None), 5),
     (lambda: timm_model('deit_tiny_distilled_patch16_224', None), 5),
-], ids=['swin', 'stock_swin', 't2t', 'deit', 'detector', 'mmdet_swin', 'timm_swin', 'timm_vit', 'timm_deit'])
+], ids=['swin', 't2t', 'mmdet_swin', 'timm_deit'])
 def test_models(make, count):
     model = make().train()
     batches = [inputs(model, 32, 32) for _ in range(2)]
@@ -562,7 +553,7 @@ def test_other_kinds_of_norms(name, rms):
     report = convert_norms(model, [x.permute(0, 3, 1, 2) if is_map else x])
     new = model[0].norm if act else model[0]
     flat = x.flatten(0, -2).double()
-    gamma, beta = scale_and_shift(norm)
+    gamma, beta = affine_of(norm)
     u = flat if rms else flat - flat.mean(1, keepdim=True)
     u = u / (u.square().mean(1, keepdim=True) + norm.eps).sqrt()
     centered = flat - flat.mean(0)

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from mmunorm.conversion.statistics import nearest_affine, relative_error, scale_and_shift, token_sums, valid_tokens
+from mmunorm.conversion.statistics import nearest_affine, relative_error, token_sums, valid_tokens
+from mmunorm.fusion.affine import affine_of
 
 from .models import layer_norm, tokens
 
@@ -32,7 +33,7 @@ def test_the_nearest_map_is_that_of_least_squares(channels, count, seed, size):
     x = tokens(count, channels, seed=seed).double() * size
     norm = layer_norm(channels, seed)
     sums = sum(token_sums(part, norm.eps) for part in x.split(7))
-    gamma, beta = scale_and_shift(norm)
+    gamma, beta = affine_of(norm)
     a, b = nearest_affine(sums, gamma, beta, EPS32)
     (expected_a, expected_b), error = reference(x, norm)
     np.testing.assert_allclose(a, expected_a, rtol=1e-6, atol=1e-9 / size)
@@ -42,7 +43,7 @@ def test_the_nearest_map_is_that_of_least_squares(channels, count, seed, size):
 
 def test_the_error_of_any_map():
     x, norm = tokens(50, 5).double(), layer_norm(5)
-    gamma, beta = scale_and_shift(norm)
+    gamma, beta = affine_of(norm)
     a, b = torch.randn(2, 5, dtype=torch.float64)
     y = F.layer_norm(x, (5, ), gamma, beta, norm.eps)
     expected = (y - a * x - b).square().sum() / (y - beta).square().sum()
@@ -56,7 +57,7 @@ def test_a_channel_that_varies_by_rounding_alone_gets_no_scale(spread):
     x[::2, 1] *= 1 + spread
     x[1::2, 1] *= 1 - spread
     norm = layer_norm(4).double()
-    gamma, beta = scale_and_shift(norm)
+    gamma, beta = affine_of(norm)
     a, b = nearest_affine(token_sums(x, norm.eps), gamma, beta, EPS32)
     assert (a != 0).tolist() == [True, spread > EPS32, True, True]
     if spread > EPS32:
@@ -65,9 +66,9 @@ def test_a_channel_that_varies_by_rounding_alone_gets_no_scale(spread):
 
 
 def test_a_norm_without_scale_or_shift():
-    gamma, beta = scale_and_shift(torch.nn.LayerNorm(3, elementwise_affine=False))
+    gamma, beta = affine_of(torch.nn.LayerNorm(3, elementwise_affine=False))
     assert gamma.tolist() == [1, 1, 1] and beta.tolist() == [0, 0, 0]
-    gamma, beta = scale_and_shift(layer_norm(3, bias=False))
+    gamma, beta = affine_of(layer_norm(3, bias=False))
     assert beta.tolist() == [0, 0, 0] and gamma[0] != 1
 
 

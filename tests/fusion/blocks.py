@@ -145,15 +145,9 @@ def part_read_elsewhere(self, x):
     return self.fc(self.norm(x)) + self.fc.weight[2:4].mean()
 
 
-@block(norm_and(fc=(DIM, DIM, False)), kept=['norm'])
+@block(norm_and(fc=(DIM, DIM, False)), kept=['norm'], with_and_without_bias=(one, ['norm']))
 def called_in_two_ways(self, x):
     """A bias of the module would reach one of the calls alone."""
-    y = self.norm(x)
-    return x + self.fc(y) + F.linear(y, self.fc.weight)
-
-
-@block(one, kept=['norm'])
-def with_and_without_bias(self, x):
     y = self.norm(x)
     return x + self.fc(y) + F.linear(y, self.fc.weight)
 

@@ -1,4 +1,4 @@
-"""Full-size models have no norm left: none among their modules, and none in what a forward pass computes."""
+"""Models of full depth have no norm left: none among their modules, and none in what a forward pass computes."""
 import copy
 from collections import Counter
 
@@ -39,15 +39,24 @@ def difference(one, other):
     return {name: one[name] - other[name] for name in one | other if one[name] != other[name]}
 
 
+SWIN = dict(arch=dict(embed_dims=24, depths=[2, 2, 6, 2], num_heads=[3, 6, 12, 24]))
+T2T = dict(embed_dims=24, layer_cfgs=dict(num_heads=2, feedforward_channels=72))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('config, norms, bias, size, padded', [
+@pytest.mark.parametrize('config, narrow, norms, bias, size, padded', [
     # The linear layers that get a bias: those of the patch mergings, whose input is strided; qkv.
-    ('swin_t_un_imagenet', 29, {'add': 3}, (224, 224), (228, 236)),
-    ('swin_t_un_maskrcnn_3x', 32, {'add': 3}, (224, 224), None),
-    ('t2t_vit_14_un_imagenet', 33, {'mm': -14, 'addmm': 14}, (64, 64), None),
+    ('swin_t_un_imagenet', dict(backbone=SWIN, head=dict(in_channels=192)), 29, {'add': 3}, (224, 224), (228, 236)),
+    ('swin_t_un_maskrcnn_3x', dict(backbone=SWIN, neck=dict(in_channels=[24, 48, 96, 192])), 32, {'add': 3}, (224, 224),
+     None),
+    ('t2t_vit_14_un_imagenet', dict(backbone=T2T, head=dict(in_channels=24)), 33, {'mm': -14, 'addmm': 14}, (64, 64),
+     None),
 ])
-def test_nothing_is_left_of_the_norms(config, norms, bias, size, padded):
+def test_nothing_is_left_of_the_norms(config, narrow, norms, bias, size, padded):
+    """Channels are few: they do not change the operators."""
     cfg = Config.fromfile(tiny_runs.ROOT / 'configs' / f'{config}.py')
+    for part, settings in narrow.items():
+        cfg.model[part].update(settings)
     init_default_scope(cfg.default_scope)
     cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
     model = MODELS.build(cfg.model).eval()

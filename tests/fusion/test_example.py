@@ -1,15 +1,12 @@
 """With an example, what ran decides: wrappers that use a known model in another way, wrong rules, copies."""
 import copy
-import gc
 import itertools
 import re
-from contextlib import suppress
 
 import pytest
 import timm
 import torch
 import torchvision
-from mmdet.models import RetinaNet
 from mmpretrain.models import ImageClassifier
 from mmpretrain.models.classifiers import BaseClassifier
 from timm.layers import DropPath
@@ -33,24 +30,12 @@ class Wrapper(Block):
         super().__init__(compute, dict(inner=inner, fc=nn.Linear(channels, 3)))
 
 
-def mean(x):
-    return x.flatten(1, -2).mean(1) if x.dim() > 2 else x
-
-
-def features(self, x):
-    return self.fc(self.inner.extract_feat(x)[-1])
-
-
 def backbone_alone(self, x):
     return self.fc(self.inner.backbone(x)[-1].mean((2, 3)))
 
 
 def two_heads(self, x):
     return self.inner(x), self.fc(self.inner.extract_feat(x)[-1])
-
-
-def timm_features(self, x):
-    return self.fc(mean(self.inner.forward_features(x)))
 
 
 def timm_blocks(self, x):
@@ -68,7 +53,7 @@ def timm_norm_read_twice(self, x):
 
 def timm_intermediates(self, x):
     y, maps = self.inner.forward_intermediates(x, norm=True)
-    return (self.fc(mean(y)), *(features.amax((2, 3)) for features in maps))
+    return (self.fc(y.mean(1)), *(features.amax((2, 3)) for features in maps))
 
 
 def swin_stages(self, x):
@@ -80,14 +65,8 @@ def swin_stages(self, x):
 
 # What makes the model that is wrapped, how it is used, and which of its norms stay; 'fc' takes the last one of others.
 WRAPPERS = {
-    'extract_feat': (models.swin_classifier, features, []),
-    'extract_feat_vit': (models.vit_classifier, features, []),
-    'extract_feat_t2t': (models.t2t_classifier, features, []),
     'backbone': (models.swin_classifier, backbone_alone, []),
     'two_heads': (models.swin_classifier, two_heads, []),
-    'stock_swin': (models.stock_swin_classifier, features, []),
-    'timm_features': (models.timm_vit, timm_features, []),
-    'timm_swin_features': (models.timm_swin, timm_features, []),
     'timm_blocks': (models.timm_vit, timm_blocks, []),
     'timm_norm_read_twice': (models.timm_vit, timm_norm_read_twice, []),
     'timm_intermediates': (models.timm_vit, timm_intermediates, ['inner.norm']),
@@ -112,51 +91,10 @@ class Auxiliary(ImageClassifier):
         return self.head(self.extract_feat(inputs)), self.backbone(inputs)[-1].amax((2, 3))
 
 
-class Probe(RetinaNet):
-    """Reads features of the backbone elsewhere when it is tested."""
-
-    def predict(self, inputs, data_samples, rescale=True):
-        self.backbone(inputs)[0].exp()
-        return super().predict(inputs, data_samples, rescale)
-
-
-@pytest.mark.parametrize('make, cls, norm', [(models.swin_classifier, Auxiliary, 'backbone.norm1'),
-                                             (models.detector, Probe, 'backbone.norm0')])
-def test_a_subclass_of_a_known_model_that_reads_features_elsewhere(make, cls, norm):
-    model = make()
-    model.__class__ = cls
-    assert [fold.norm for fold in models.fold(model, IMAGES).kept] == [norm]
-
-
-def branching(self, x):
-    """Another way for long sequences."""
-    y = self.norm(x)
-    return self.fc(y) if x.shape[1] < 9 else self.fc(y.tanh())
-
-
-def read_norm(self, x):
-    return self.fc(self.norm(x)) * self.norm.weight.exp().sum()
-
-
-def borrowed_bias(self, x):
-    return self.fc(self.norm(x)) + nn.functional.linear(x, self.other.weight, self.norm.bias)
-
-
-@pytest.mark.parametrize('compute, why', [
-    (branching, 'its output is consumed by tanh'),
-    (read_norm, 'its weight or bias is consumed by exp, too'),
-    (borrowed_bias, 'the model does not run on the example (RuntimeError')])
-def test_what_else_happens_to_a_norm(compute, why):
-    model = Block(compute, dict(norm=UN(DIM), fc=nn.Linear(DIM, DIM), other=nn.Linear(DIM, DIM)))
-    kept, = models.fold(model, TOKENS, example=TOKENS).kept
-    assert kept.where.startswith(why)
-
-
-def test_a_dropout_that_is_always_on_keeps_the_norm_before_it():
-    model = Block(lambda self, x: self.fc(nn.functional.dropout(self.norm(x), 0.5, training=True)),
-                  dict(norm=UN(DIM), fc=nn.Linear(DIM, DIM)))
-    kept, = fuse_norms(models.randomize(model), example=TOKENS.float()).kept
-    assert re.match('its output is consumed by (native_)?dropout', kept.where)
+def test_a_subclass_of_a_known_model_that_reads_features_elsewhere():
+    model = models.swin_classifier()
+    model.__class__ = Auxiliary
+    assert [fold.norm for fold in models.fold(model, IMAGES).kept] == ['backbone.norm1']
 
 
 def fill_with_zeros(module, fill):
@@ -291,7 +229,7 @@ def test_a_model_that_asks_a_norm_for_dtype_and_device(dtype):
 
 @pytest.mark.parametrize('name, size', [
     ('swin_tiny_patch4_window7_224', dict(img_size=(44, 28), window_size=3)),
-    ('swinv2_tiny_window8_256', dict(img_size=48)), ('swinv2_cr_tiny_ns_224', dict(img_size=48))])
+    ('swinv2_cr_tiny_ns_224', dict(img_size=48))])
 def test_timms_swins_of_another_input_size(name, size):
     model = timm.create_model(name, img_size=32, window_size=4, num_classes=3, embed_dim=8, depths=(1, 2),
                               num_heads=(1, 2))
@@ -339,19 +277,22 @@ def test_a_function_runs_the_model_in_its_own_way():
     assert len(report.folded) == 12 and not report.kept and report.difference < 1e-12
 
 
-def test_an_output_that_is_no_tensor_is_compared_too():
-    class Output:
-        def __init__(self, logits):
-            self.logits = dict(all=[logits])
+class Output:
+    """An output that is no tensor."""
 
-    model = Block(lambda self, x: Output(self.fc(self.norm(x))), dict(norm=UN(DIM), fc=nn.Linear(DIM, 3)))
-    assert fuse_norms(models.randomize(model), example=TOKENS.float(), strict=True).difference is not None
+    def __init__(self, logits):
+        self.logits = dict(all=[logits])
 
 
-def test_a_model_that_cannot_run_in_float64_is_compared_in_its_own_type():
-    model = Block(lambda self, x: self.fc(self.norm(x).float()), dict(norm=UN(DIM), fc=nn.Linear(DIM, 3)))
+@pytest.mark.parametrize('finish, least, most', [
+    (lambda self, x: Output(self.fc(self.norm(x))), 0, 1e-9),
+    (lambda self, x: self.fc(self.norm(x).float()), 1e-9, 1e-3)],
+                         ids=['an_object', 'float32_alone'])
+def test_outputs_of_every_kind_are_compared(finish, least, most):
+    """In the model's own dtype if it does not run in float64."""
+    model = Block(finish, dict(norm=UN(DIM), fc=nn.Linear(DIM, 3)))
     report = fuse_norms(models.randomize(model), example=TOKENS.float(), strict=True)
-    assert 1e-9 < report.difference < 1e-3
+    assert least <= report.difference < most
 
 
 def test_frozen_batch_norm_folds_into_the_convolution_before_it():
@@ -374,43 +315,12 @@ def test_frozen_batch_norm_folds_into_the_convolution_before_it():
         assert fold.where == 'back into 0'
 
 
-def test_dropout_paths_and_maps_do_not_matter():
-    model = Block(lambda self, x: x + self.drop(self.conv(self.norm(x))),
+def test_dropout_paths_and_maps_do_not_matter_and_the_example_stays_as_it_is():
+    model = Block(lambda self, x: x + self.drop(self.conv(self.norm(x.mul_(2)))),
                   dict(norm=UN2d(3), conv=nn.Conv2d(3, 3, 1), drop=DropPath(0.5)))
-    assert len(models.fold(model, IMAGES, example=IMAGES, strict=True).folded) == 1
-
-
-class Raises(UN):
-    def forward(self, x, pad_mask=None):
-        if x.shape[1] == 5:
-            raise ValueError('five tokens')
-        return super().forward(x, pad_mask)
-
-
-def caught(self, x):
-    with suppress(ValueError):
-        self.other(x)
-    return self.fc(self.norm(x)) + self.norm(x).exp()
-
-
-def joined_with_nothing(self, x):
-    y = self.norm(x)
-    return self.fc(torch.cat([y, y.new_zeros(len(x), -x.shape[1] % 5, DIM)], 1))[:, :x.shape[1]]
-
-
-def kept_as_a_copy(self, x):
-    y = self.norm(x)
-    self.features = copy.deepcopy(y)
-    return self.fc(y)
-
-
-@pytest.mark.parametrize('compute, why', [
-    (caught, 'is consumed by exp'), (joined_with_nothing, 'is concatenated with an empty tensor'),
-    (kept_as_a_copy, 'is consumed by __deepcopy__')])
-def test_readers_that_are_easily_missed(compute, why):
-    model = Block(compute, dict(norm=UN(DIM), other=Raises(DIM), fc=nn.Linear(DIM, DIM)))
-    kept = models.fold(model, TOKENS, example=(TOKENS, )).kept
-    assert why in {fold.norm: fold.where for fold in kept}['norm']
+    x = IMAGES.clone()
+    fuse_norms(models.randomize(model.double()), example=x, strict=True)
+    assert torch.equal(x, IMAGES)
 
 
 def two_norms_of_one_layer(self, x):
@@ -439,19 +349,6 @@ def test_a_norm_without_which_the_model_does_not_run_stays():
     assert [fold.where for fold in report.folded] == ['first']
     why = r'the model does not run on the example \(AttributeError: .* when it is folded'
     assert re.match(why, report.kept[0].where)
-
-
-def test_the_example_and_frozen_garbage_stay_as_they_are():
-    model = Block(lambda self, x: self.fc(self.norm(x.mul_(2))), dict(norm=UN(DIM), fc=nn.Linear(DIM, 3)))
-    x, y = TOKENS.clone(), TOKENS.clone()
-    gc.freeze()
-    try:
-        frozen = gc.get_freeze_count()
-        fuse_norms(models.randomize(model.double()), example=x, strict=True)
-        assert gc.get_freeze_count() > frozen / 2
-    finally:
-        gc.unfreeze()
-    assert torch.equal(x, y)
 
 
 def test_a_norm_that_gets_nothing():

@@ -1,13 +1,11 @@
 """What must not be folded stays, with the reason; `strict` makes it an error before anything changes."""
-import copy
 import re
 
 import pytest
 import torch
 from mmcv.cnn import ConvModule
 from mmpretrain.models.backbones.swin_transformer import SwinBlock
-from mmpretrain.models.heads import LinearClsHead
-from mmpretrain.models.utils import ShiftWindowMSA, WindowMSA
+from mmpretrain.models.utils import ShiftWindowMSA
 from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.nn.utils import parametrizations, prune
@@ -44,14 +42,15 @@ def why_kept(model, x=X):
     return kept.where
 
 
-@pytest.mark.parametrize('norm', [nn.BatchNorm2d(6), nn.BatchNorm2d(6, affine=False), nn.SyncBatchNorm(6), UN2d(6),
-                                  FrozenBatchNorm2d(6)], ids=str)
-@pytest.mark.parametrize('reader', [
-    nn.Conv2d(6, 4, 3, bias=False), nn.Conv2d(6, 4, 3, stride=2, groups=2, dilation=2), nn.Conv2d(6, 6, 1, groups=6),
-    nn.Conv2d(6, 4, 3, padding=1, padding_mode='reflect'), nn.Conv2d(6, 4, 1, padding='same'),
-    nn.Conv2d(6, 4, 3, padding='valid')], ids=str)
+@pytest.mark.parametrize('norm, reader', [
+    (nn.BatchNorm2d(6), nn.Conv2d(6, 4, 3, bias=False)),
+    (nn.BatchNorm2d(6, affine=False), nn.Conv2d(6, 4, 3, stride=2, groups=2, dilation=2)),
+    (nn.SyncBatchNorm(6), nn.Conv2d(6, 6, 1, groups=6)),
+    (UN2d(6), nn.Conv2d(6, 4, 3, padding=1, padding_mode='reflect')),
+    (FrozenBatchNorm2d(6), nn.Conv2d(6, 4, 1, padding='same')),
+    (UN2d(6), nn.Conv2d(6, 4, 3, padding='valid'))], ids=str)
 def test_convolutions(norm, reader):
-    report = models.fold(Pair(copy.deepcopy(norm), copy.deepcopy(reader)), X, strict=True, example=X)
+    report = models.fold(Pair(norm, reader), X, strict=True, example=X)
     assert [fold.where for fold in report.folded] == ['reader']
 
 
@@ -139,12 +138,8 @@ def test_hooks(part, register):
     models.fold(model, X, strict=True, example=X)
 
 
-PARTS = [(f'{BLOCK}.attn', 'norm1'), (f'{BLOCK}.attn.w_msa', 'norm1'), (f'{BLOCK}.ffn', 'norm2'),
-         ('neck', ''), ('head', '')]
-
-
-@pytest.mark.parametrize('how', ['hook', 'forward'])
-@pytest.mark.parametrize('name, norm', PARTS)
+@pytest.mark.parametrize('name, norm, how', [
+    (f'{BLOCK}.attn', 'norm1', 'hook'), (f'{BLOCK}.attn.w_msa', 'norm1', 'forward'), ('neck', '', 'hook')])
 def test_what_changes_the_values_between_a_norm_and_its_reader(name, norm, how):
     """A hook, or a forward of the instance, that squares what passes: it would see other values."""
     model = models.swin_classifier()
@@ -274,21 +269,9 @@ class OtherMask(ShiftWindowMSA):
         return None
 
 
-class OtherAttention(WindowMSA):
-    def forward(self, x, mask=None):
-        return super().forward(x.sin(), mask)
-
-
-class Normalized(LinearClsHead):
-    def pre_logits(self, feats):
-        return nn.functional.normalize(feats[-1], dim=1)
-
-
 @pytest.mark.parametrize('name, cls, norms', [
     (BLOCK, OtherForward, {f'{BLOCK}.norm1': 'tanh', f'{BLOCK}.norm2': 'pow'}),
     (f'{BLOCK}.attn', OtherMask, {f'{BLOCK}.norm1': 'padd'}),
-    (f'{BLOCK}.attn.w_msa', OtherAttention, {f'{BLOCK}.norm1': 'sin'}),
-    ('head', Normalized, {'backbone.norm1': 'norm|abs|pow'}),
 ])
 def test_subclasses(name, cls, norms):
     model = models.swin_classifier()

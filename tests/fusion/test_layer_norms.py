@@ -140,8 +140,7 @@ def test_rms_norms_lose_their_gamma():
         assert set(lefts(report).values()) == {SCALE} and bool(report.streams) == bool(rotate)
 
 
-@pytest.mark.parametrize('rotate', [None, 'hadamard', 'random'])
-@pytest.mark.parametrize('gamma', ['none', 'some'])
+@pytest.mark.parametrize('rotate, gamma', [(None, 'none'), ('hadamard', 'some'), ('random', 'none')])
 def test_swin_with_padded_windows_and_patch_merging(rotate, gamma):
     """timm's parts of a merged token are side by side; images of 28 and 36 pixels pad windows."""
     swin = timm.create_model('swin_tiny_patch4_window7_224', img_size=56, embed_dim=8, depths=(2, 2, 1),

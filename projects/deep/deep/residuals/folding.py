@@ -70,7 +70,7 @@ class PostNormStream(JointFold):
 
     def check(self, plan: FoldPlan) -> str:
         for sublayer in self.sublayers:
-            if obstacle := _layer_obstacle(plan, sublayer.last) or _residual_obstacle(plan, sublayer.residual):
+            if obstacle := layer_obstacle(sublayer.last, plan) or _residual_obstacle(plan, sublayer.residual):
                 return obstacle
         return self._range_obstacle(plan)
 
@@ -132,7 +132,7 @@ class BranchFactor(JointFold):
                             [join(prefix, name) for name in self.between])
 
     def check(self, plan: FoldPlan) -> str:
-        return _layer_obstacle(plan, self.last) or _residual_obstacle(plan, self.residual)
+        return layer_obstacle(self.last, plan) or _residual_obstacle(plan, self.residual)
 
     def apply(self, model: nn.Module, plan: FoldPlan) -> None:
         if not all(isinstance(model.get_submodule(name), nn.Identity) for name in self.between):
@@ -146,15 +146,6 @@ class BranchFactor(JointFold):
 def _remove_factors(model: nn.Module, name: str) -> None:
     """Replaces the connection `name` by one whose factors are folded."""
     replace_module(model, name, model.get_submodule(name).without_factors())
-
-
-def _layer_obstacle(plan: FoldPlan, name: str) -> str:
-    """Why a factor cannot be folded into a layer, or ''."""
-    layer = plan.modules[name]
-    if obstacle := layer_obstacle(layer):
-        return f'{name} {obstacle}'
-    shared = plan.owners.others(name, layer)
-    return f'{name} is shared with {shared}' if shared else ''
 
 
 def _residual_obstacle(plan: FoldPlan, name: str) -> str:
