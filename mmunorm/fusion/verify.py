@@ -80,29 +80,28 @@ def _without_culprits(units: Sequence, difference_with: Callable[[Sequence], flo
     Returns its difference, and how the copy differed with each unit that is left out, by the unit's id.
     """
     reasons: dict[int, str] = {}  # of the last copy that had the unit and differed
+    difference = None
 
-    def differs(chosen: Sequence) -> bool:
+    def why(chosen: Sequence) -> str:
+        """How a copy with these units differs, or ''."""
+        nonlocal difference
         try:
-            difference_with(chosen)
+            difference = difference_with(chosen)
         except _Differs as error:
             reasons.update((id(unit), str(error)) for unit in chosen)
-            return True
-        return False
+            return str(error)
+        return ''
 
-    left = list(units)
-    while True:
-        try:
-            difference = difference_with(left)
-            return difference, {key: why for key, why in reasons.items() if key not in map(id, left)}
-        except _Differs as error:
-            reasons.update((id(unit), str(error)) for unit in left)
-            if not left or differs([]):
-                raise NotExactError(
-                    f'the copy to fold differs from the model before a norm is folded: {error}. The model is '
-                    'unchanged. If its outputs are random, or depend on ties, as detections do, pass an example= that '
-                    'returns features. Otherwise please report a bug.') from error
-        culprits = _culprits(left, differs)
-        left = [unit for unit in left if unit not in culprits]
+    remaining = list(units)
+    while message := why(remaining):
+        if not remaining or why([]):
+            raise NotExactError(
+                f'the copy to fold differs from the model before a norm is folded: {message}. The model is unchanged. '
+                'If its outputs are random, or depend on ties, as detections do, pass an example= that returns '
+                'features. Otherwise please report a bug.')
+        culprits = _culprits(remaining, why)
+        remaining = [unit for unit in remaining if unit not in culprits]
+    return difference, {key: reason for key, reason in reasons.items() if key not in map(id, remaining)}
 
 
 def _units(plan: FoldPlan) -> list[Unit]:
@@ -111,7 +110,7 @@ def _units(plan: FoldPlan) -> list[Unit]:
     return alone + [[joint, *plan.folds_of(joint)] for joint in plan.joints if not joint.obstacle]
 
 
-def _culprits(units: list, differs: Callable[[Sequence], bool]) -> list:
+def _culprits(units: list, differs: Callable[[Sequence], object]) -> list:
     """Those of `units` with which the folded copy differs, one or more; with all of them it does."""
     half = len(units) // 2
     parts = (units[:half], units[half:]) if half else ()

@@ -30,13 +30,9 @@ def with_a_compiled_block(model):
     return model
 
 
-# In torch 2.1 the code of a compiled block reads the storage of weights, so its norms are kept.
-needs_newer_dynamo = pytest.mark.skipif(not hasattr(nn, 'RMSNorm'), reason='its norms are kept')
-
-
 @pytest.mark.parametrize('wrap', [lambda model: torch.compile(model, backend='eager'), nn.DataParallel,
                                   torch.optim.swa_utils.AveragedModel, ExponentialMovingAverage,
-                                  pytest.param(with_a_compiled_block, marks=needs_newer_dynamo)],
+                                  with_a_compiled_block],
                          ids=['compiled', 'data_parallel', 'averaged', 'averaged_by_mmengine', 'compiled_block'])
 def test_wrapped_models(folded, wrap):
     """Before or after folding, at saving or at loading, the file is that of the model inside."""
