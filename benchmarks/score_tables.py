@@ -371,6 +371,14 @@ TABLES = {
                  **{f'{unit}, {label}': dict(metric=metric, digits=digits, missing='', kind=f'LiteRT INT8, {label}')
                     for label in ('full-integer', '16-bit activations')
                     for unit, metric, digits in (('top-1', TOP1, 2), ('dB', 'snr', 1))}}),
+    'int8_exact_digits': dict(
+        labels=['digits Swin'], where=dict(experiment='int8_exact_digits'),
+        rows={label: dict(fold=fold) for label, fold in (
+            ('LN', 'offline'), ('exact', 'exact'), ('exact, rotated', 'rotated'))},
+        columns={'top-1, float': mean(TOP1, kind='float'),
+                 **{header: dict(metric=metric, digits=digits, form='mean', kind='LiteRT INT8, full-integer')
+                    for header, metric, digits in (('top-1, full-integer', TOP1, 2), ('dB', 'snr', 1),
+                                                   ('dB, simulated', 'simulated', 1))}}),
     'int8_t2t': dict(
         labels=['T2T-ViT'], where=dict(experiment='int8_t2t'),
         rows={form: dict(kind=f'LiteRT INT8, {form}') for form in (
