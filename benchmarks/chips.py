@@ -122,7 +122,7 @@ def write_graph(graph, images, path):
     """Writes an ONNX file of opset 17."""
     out = graph(images[:1])
     graph.outputs = tuple(f'out{index}' for index in range(len(out) if isinstance(out, tuple) else 1))
-    write_onnx(Exportable(graph, graph, {}, (images[:1], ), None, {}, 0), path)
+    write_onnx(Exportable(graph, graph, {}, (images[:1], ), None, 0), path)
     content = onnx.load(path)
     for node in content.graph.node:
         if node.op_type in ('ReduceMean', 'ReduceMin') and len(node.input) == 2:

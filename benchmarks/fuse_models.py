@@ -10,9 +10,8 @@ import json
 import re
 from pathlib import Path
 
-from mmunorm.benchmark.folding import Settings, run_benchmark
+from mmunorm.benchmark.folding import Settings, markdown, run_benchmark
 from mmunorm.benchmark.measure import ratio
-from mmunorm.benchmark.table import markdown
 from mmunorm.cli.arguments import add_config_arguments, command, device, load_config
 
 import torch

@@ -2,21 +2,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from ..deploy.formats import FORMATS, VARIANTS
 from ..tables import markdown_table
 from ..utils import PreflightError
 from .environment import environment
 from .measure import OUT_OF_MEMORY, InterleavedTimer, ratio, speed
-from .output import draw_bars, quartiles, speed_cell, speedup
+from .output import quartiles, speed_cell, speedup
 from .subjects import Subject
 from .workers import Worker
 
@@ -43,29 +42,22 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
         runtime's float row, if those were measured. `control` has `model`, `label` and `ratio` of the last row to a
         second process with the same file, or is None.
     """
-    rows, workers, openers = [], {}, {}
+    rows, workers, last = [], {}, None
     with ExitStack() as stack:
-
-        def start(key) -> Worker:
-            workers[key] = Worker(openers[key])
-            stack.callback(workers[key].close)
-            return workers[key]
-
         for subject in subjects:
             for name in formats:
-                key, row = (subject.name, name), dict(model=subject.name, format=name, label=VARIANTS[name][1].label)
+                row = dict(model=subject.name, format=name, label=VARIANTS[name][1].label, error=None)
                 rows.append(row)
                 try:
-                    openers[key], row['size'] = subject.export(name)
-                    worker = start(key)
+                    opener, row['size'] = subject.export(name)
+                    worker = stack.enter_context(closing(Worker(opener)))
                 except PreflightError as error:
                     row['error'] = str(error)
                     continue
-                row['error'], row['metrics'] = None, metrics_of(subject, worker, f'{subject.name}, {row["label"]}')
-        last = next((row for row in reversed(rows) if row['error'] is None), None)
-        if last:
-            openers['control'] = openers[last['model'], last['format']]
-            start('control')
+                workers[subject.name, name], last, last_opener = worker, row, opener
+                row['metrics'] = metrics_of(subject, worker, f'{subject.name}, {row["label"]}')
+        if last:  # the same file once more
+            workers['control'] = stack.enter_context(closing(Worker(last_opener)))
         timer = InterleavedTimer({key: partial(worker.seconds, *arrays) for key, worker in workers.items()},
                                  torch.device('cpu'), clock=None)
         timer.time(2, 'warming up')
@@ -138,17 +130,3 @@ def _cells(row: dict) -> list[str]:
     cells += [', '.join(f'{name.rpartition("/")[2]} {value:.4g}' for name, value in metrics.items()),
               speed_cell(row['throughput']), f'{row["latency_ms"]["median"]:.4g}', f'{row["size"] / 1e6:.3g}']
     return [*cells, speedup(row['to_baseline'])] if 'to_baseline' in row else cells
-
-
-def chart(result: dict) -> Figure:
-    """Bars of images/s by format, one colour per model."""
-    series = {}
-    for row in result['rows']:
-        if row['error'] is None:
-            series.setdefault(row['model'], {})[row['label']] = row['throughput']
-    figure = Figure(figsize=(9, 3.6), layout='constrained')
-    axes = figure.subplots()
-    draw_bars(axes, series, 'images/s, more is better')
-    axes.set_title(f'{result["title"]}: batch {result["batch"]}, {result["shape"][0]} x {result["shape"][1]}, '
-                   f'{result["environment"]["cpu"]}, threads: {result["threads"]}', fontsize=10)
-    return figure

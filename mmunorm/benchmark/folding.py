@@ -1,6 +1,7 @@
-"""The benchmark of folding, from a config to a result."""
+"""The benchmark of folding, from a config to a result and its table."""
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -12,15 +13,18 @@ from torch import nn
 
 from ..checkpoints.folded import save_folded
 from ..compat import allow_recompilations
-from ..utils import PreflightError
+from ..tables import markdown_table
+from ..utils import PreflightError, plural
 from . import measure
 from .environment import device_name, environment
 from .models import EXACT, LN, NORM_FREE, build_models, folded_name, norm_name
-from .table import summarize
+from .output import speed_cell, speedup
 from .tasks import ClassifierTask, task_of
 
 SEED = 0
 AMP_DTYPES = {'fp16': torch.float16, 'bf16': torch.bfloat16}
+COLUMNS = ('row', 'images/s (quartiles)', 'speed, x LN (quartiles)', 'ms/batch', 'peak memory MB', 'parameters M',
+           'GFLOPs/image', 'norm calls', 'largest difference')
 
 
 @dataclass
@@ -53,12 +57,11 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         save (str, optional): write the folded model to this file, see :func:`mmunorm.save_folded`.
 
     Returns:
-        A JSON-serializable dict: `title`, `notes` (what was timed, and how),
-        `settings`, `environment`, `fusion` (the report of the folding), and `rows`. Each row has `name`,
-        `error` ('out of memory' or None), `parameters` (their number), and `to_ln`, the ratios to LN.
-        Without an error it also has `seconds` (of each repeat), `throughput`, `latency_ms`,
-        `peak_memory` (bytes), `flops` (per image), `norm_calls`, and `scale_calls` of what is left of folded LNs.
-        Folded rows have `output_difference`.
+        A JSON-serializable dict: `title`, `notes` (what was timed, and how), `settings`, `environment`, `fusion` (the
+        report of the folding), and `rows`. Each row has `name`, `error` ('out of memory' or None), `parameters` (their
+        number), and `to_ln`, the ratios to LN. Without an error it also has `seconds` (of each repeat), `throughput`,
+        `latency_ms`, `peak_memory` (bytes), `flops` (per image), `norm_calls`, and `scale_calls` of what is left of
+        folded LNs. Folded rows have `output_difference`.
 
     Raises:
         PreflightError: the config is not supported, see :func:`build_models`; or `save` is set and no norm folds.
@@ -168,3 +171,55 @@ def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None, dev
         f'Memory: {memory}, weights and images of the row included. FLOPs: per image, matrix products and '
         'convolutions only (torch.utils.flop_counter), two per multiply-add.',
     ]
+
+
+def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
+    """Rows of measurements with throughput, latency and, if LN did not fail, the ratios to it."""
+    ln = next(row for row in rows if row['name'] == LN)
+    summaries = []
+    for row in rows:
+        row = dict(row, to_ln={})
+        if row['error'] is None:
+            row.update(measure.speed(row['seconds'], batch_size))
+            if ln['error'] is None:
+                row['to_ln'] = dict(throughput=measure.ratio(ln['seconds'], row['seconds']),
+                                    latency_ms=measure.ratio(row['seconds'], ln['seconds']))
+                for key in ('peak_memory', 'parameters', 'flops'):
+                    row['to_ln'][key] = row[key] / ln[key]
+        summaries.append(row)
+    return summaries
+
+
+def markdown(result: dict) -> str:
+    """A result of :func:`run_benchmark` as Markdown: title, notes and the table."""
+    folded, reduced, kept = (result['fusion'][key] for key in ('folded', 'reduced', 'kept'))
+    notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. The quartiles of a ratio are over single '
+             'rounds. In parentheses: relative to LN.', f'Folded: {folded} of {plural(folded + reduced + kept, "norm")}'
+             f'{f", {reduced} except a scale of each token" if reduced else ""}.']
+    lines = [f'# {result["title"]}: effect of folding', '', *(f'- {note}' for note in notes), '',
+             *markdown_table(COLUMNS, map(_cells, result['rows']))]
+    if kept:
+        lines += ['', 'Norms that were kept, and why:', '', '```', result['fusion']['report'], '```']
+    return '\n'.join(lines) + '\n'
+
+
+def _cells(row: dict) -> list[str]:
+    if row['error'] is not None:
+        return [row['name'], row['error']]
+    ratios = row['to_ln']
+
+    def with_ratio(text: str, key: str) -> str:
+        return f'{text} ({ratios[key]:.3f}x)' if key in ratios else text
+
+    cells = [
+        row['name'], speed_cell(row['throughput']),
+        speedup(ratios['throughput']) if ratios and row['name'] != LN else '-',
+        f'{row["latency_ms"]["median"]:.4g}',
+        with_ratio(f'{row["peak_memory"] / 1e6:.1f}', 'peak_memory'),
+        with_ratio(f'{row["parameters"] / 1e6:.3f}', 'parameters'),
+        with_ratio(f'{row["flops"] / 1e9:.4g}', 'flops'),
+        str(row['norm_calls']) + (f', {row["scale_calls"]} scales' if row['scale_calls'] else ''),
+    ]
+    if difference := row.get('output_difference'):
+        cells.append(f'{difference["absolute"]:.2g} ({difference["relative"]:.2g} of the largest output)')
+    return cells

@@ -66,22 +66,19 @@ class InterleavedTimer:
         return self.clock() - start
 
     def time(self, rounds: int | None = None, title: str | None = None) -> dict[str, list[float]]:
-        """Times all runs in each round, in rotating order that is shuffled after each full rotation.
+        """The seconds of all runs that do not fail, by name.
 
-        So noise affects all runs equally, and no run always follows the same other run in memory and caches.
+        Each round runs them in rotating order that is shuffled after each full rotation, so that noise affects all
+        equally, and none always follows the same other one in memory and caches.
 
         Args:
             rounds (int, optional): number of rounds. Defaults to as many as fit in 45 seconds, from 5 to 100.
-            title (str, optional): title of a progress bar, shown only on a terminal. Defaults to no bar.
-
-        Returns:
-            Seconds by name, for the runs that did not fail.
+            title (str, optional): title of a progress bar on a terminal. Defaults to no bar.
         """
         seconds = {name: [] for name in self.runs}
         order, generator = list(self.runs), random.Random(0)
-        start = time.perf_counter()
-        rounds_at_most = (rounds or ROUNDS[1]) if order else 0
-        for i in tqdm(range(rounds_at_most), desc=title, unit='round', disable=None if title else True):
+        start, most = time.perf_counter(), (rounds or ROUNDS[1]) if order else 0
+        for i in tqdm(range(most), desc=title, unit='round', disable=None if title else True):
             if rounds is None and i >= ROUNDS[0] and time.perf_counter() - start > BUDGET_SECONDS:
                 break
             first = i % len(order)
@@ -100,9 +97,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Ratio of times from :meth:`InterleavedTimer.time`: `value` is the ratio of the medians; `low` and `high` are the
-    quartiles of the ratios of single rounds.
-    """
+    """Ratio of times: `value` is that of the medians; `low` and `high` are the quartiles of single rounds."""
     seconds, others = np.array(seconds), np.array(others)
     low, high = np.percentile(seconds / others, (25, 75))
     return dict(value=float(np.median(seconds) / np.median(others)), low=float(low), high=float(high))
@@ -125,8 +120,7 @@ def _synchronize(device: torch.device) -> None:
 def peak_memory(run: Callable, device: torch.device) -> int:
     """The largest number of bytes that `run` needs beyond what is allocated before it, by torch's allocators.
 
-    On a CPU it is measured by torch's profiler, which includes tensors inside operators and compiled code, but not
-    libraries with their own allocator.
+    On a CPU, torch's profiler does not see libraries with an allocator of their own.
     """
     if device.type == 'cuda':
         _synchronize(device)

@@ -38,23 +38,18 @@ def folded_name(name: str) -> str:
 
 
 class Models(NamedTuple):
-    """The compared models by the name of their row, the report of the folding, and the checkpoint's `meta`."""
-    rows: dict[str, nn.Module]
-    fusion: FusionReport
-    meta: dict
+    """The compared models, see :func:`build_models`."""
+    rows: dict[str, nn.Module]  # by their names
+    fusion: FusionReport  # of the config's norm
+    meta: dict  # of the checkpoint
 
 
 def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> Models:
     """Builds the compared models in eval mode on the CPU, with the same weights outside their norms.
 
     The rows are 'LN', 'exact' (LN, folded exactly), the config's norm, that name with ' folded', and 'norm-free', where
-    every norm is an Identity. With LN as the config's norm there are three.
-
-    Args:
-        cfg (Config): config of a classifier or a detector whose backbone has an offline norm or LN.
-        checkpoint (str, optional): weights of that model. Without it, weights are initialized as for training, and
-            every norm gets random statistics and a random affine part.
-        seed (int): seed of random weights. Defaults to 0.
+    every norm is an Identity. With LN as the config's norm there are three. Without a checkpoint, weights are
+    initialized as for training, and every norm gets random statistics and a random affine part.
 
     Raises:
         PreflightError: the config is invalid, or the checkpoint does not fit.

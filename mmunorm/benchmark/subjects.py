@@ -21,15 +21,13 @@ class Subject:
 
     Args:
         name (str): name in its rows.
-        model (nn.Module): a model in eval mode on the CPU; its norms are folded in place, and `exportable` is the
-            result.
+        model (nn.Module): a model in eval mode on the CPU; its norms are folded in place.
         meta (dict): the result of :func:`describe_model`.
         batch (int): batch size.
-        folder (Path): folder of its files, created if missing.
+        folder (Path): folder of its files, which is created.
         threads (int): CPU threads.
         images (Sequence[Tensor]): uint8 `(3, h, w)` training images, for INT8. Defaults to none.
-        layer_norms (str): how far LayerNorms are folded, see :func:`mmunorm.fuse_norms`. Defaults to 'exact'; 'keep' is
-            for a baseline.
+        layer_norms (str): how far LayerNorms are folded; 'keep' is for a baseline. Defaults to 'exact'.
     """
 
     def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int,
@@ -42,7 +40,7 @@ class Subject:
         folder.mkdir()
 
     def use_file(self, name: str, file: Path) -> None:
-        """Sets an existing exported file for a form, so that :meth:`export` does not write it."""
+        """Takes an exported file for a form in place of a new one."""
         chosen, _ = VARIANTS[name]
         for source, copy in zip(chosen.files(file), chosen.files(self._path(name)), strict=True):
             shutil.copyfile(source, copy)
@@ -50,8 +48,7 @@ class Subject:
     def export(self, name: str) -> tuple[Callable[[], Session], int]:
         """A function that opens a form of the model from `VARIANTS`, and its size in bytes. Exports it the first time.
 
-        Raises:
-            PreflightError: a package is missing, there are no images for INT8, or the errors of :func:`export_file`.
+        Raises a PreflightError if a package is missing, or the file cannot be exported.
         """
         chosen, form = VARIANTS[name]
         path = self._path(name)

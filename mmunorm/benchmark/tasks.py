@@ -1,7 +1,8 @@
 """The benchmarked tasks: a classifier up to its logits, or a detector up to boxes and masks."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from mmengine.config import Config
 from torch import Tensor, nn
@@ -27,12 +28,7 @@ class ClassifierTask:
 
     def load(self, model: nn.Module, images: Sequence[Tensor]) -> None:
         """Prepares the inputs of all models with the data preprocessor of one; images are uint8 `(3, H, W)`."""
-        data = model.data_preprocessor(dict(inputs=list(images), **self._samples(images)), False)
-        self.images, self.samples = data['inputs'], data.get('data_samples')
-
-    def _samples(self, images: Sequence[Tensor]) -> dict:
-        """The data samples for the data preprocessor."""
-        return {}
+        self.images = model.data_preprocessor(dict(inputs=list(images)), False)['inputs']
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
         """The outputs that folding must not change: the logits."""
@@ -66,17 +62,15 @@ class DetectorTask(ClassifierTask):
     def default_shape(cfg: Config, device_type: str) -> tuple[int, int]:
         return (320, 512) if device_type == 'cpu' else (800, 1333)
 
-    def _samples(self, images: Sequence[Tensor]) -> dict:
+    def load(self, model: nn.Module, images: Sequence[Tensor]) -> None:
         from mmdet.structures import DetDataSample
         size = tuple(images[0].shape[-2:])
-        return dict(data_samples=[
-            DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1., 1.))) for _ in images])
+        samples = [DetDataSample(metainfo=dict(img_shape=size, ori_shape=size, scale_factor=(1., 1.))) for _ in images]
+        data = model.data_preprocessor(dict(inputs=list(images), data_samples=samples), False)
+        self.images, self.samples = data['inputs'], data['data_samples']
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
-        """The outputs that folding must not change: the feature maps of the neck.
-
-        Boxes may change, because the order of two boxes with nearly equal scores depends on rounding.
-        """
+        # The maps of the neck; the order of two boxes with nearly equal scores depends on rounding.
         return _tensors(model.extract_feat(self.images))
 
     def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
@@ -84,8 +78,15 @@ class DetectorTask(ClassifierTask):
 
         Each model still computes its own maps, so their time and memory are included; then they are overwritten.
         """
+        def overwrite(extract: Callable, images: Tensor):
+            features = extract(images)
+            # In place, so that the model's own maps stay in memory for the usual time.
+            for feature, replacement in zip(_tensors(features), reference, strict=True):
+                feature.copy_(replacement)
+            return features
+
         for model in models:
-            _overwrite_features(model, reference)
+            model.extract_feat = partial(overwrite, model.extract_feat)
 
     def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
         notes = ['The heads of all rows use the same feature maps, which overwrite those that the row '
@@ -128,29 +129,12 @@ class DetectorTask(ClassifierTask):
 
 
 def task_of(cfg: Config) -> ClassifierTask:
-    """The task of a config, by its `default_scope`.
-
-    Raises:
-        PreflightError: the scope is neither 'mmpretrain' nor 'mmdet'.
-    """
+    """The task of a config, by its `default_scope`. Raises a PreflightError if that is of no known task."""
     tasks = {'mmpretrain': ClassifierTask, 'mmdet': DetectorTask}
     scope = cfg.get('default_scope')
     if scope not in tasks:
         raise PreflightError(f"default_scope must be 'mmdet' or 'mmpretrain', got {scope!r}.")
     return tasks[scope]()
-
-
-def _overwrite_features(model: nn.Module, reference: Sequence[Tensor]) -> None:
-    extract = model.extract_feat
-
-    def extract_feat(images: Tensor):
-        features = extract(images)
-        # In place, so that the model's own maps stay in memory for the usual time.
-        for feature, replacement in zip(_tensors(features), reference, strict=True):
-            feature.copy_(replacement)
-        return features
-
-    model.extract_feat = extract_feat
 
 
 def _tensors(value) -> list[Tensor]:

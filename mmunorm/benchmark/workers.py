@@ -18,10 +18,9 @@ _runner: ExportedModel  # of a process that a worker has started
 
 
 class Worker(ExportedModel):
-    """A runner in another process, which is idle between two batches.
+    """A runner in another process, in which the picklable `open_session` is called.
 
-    `open_session` must be picklable and is called in that process. Raises its errors, and a PreflightError if the
-    process exits.
+    Raises its errors, and a PreflightError if the process exits.
     """
 
     def __init__(self, open_session: Callable[[], Session]):

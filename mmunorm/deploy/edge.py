@@ -16,10 +16,7 @@ from .performer import EdgePerformer, EdgeT2T, is_folded_t2t, is_performer, pair
 
 
 def with_edge_layers(graph: nn.Module, performers: bool = True) -> nn.Module:
-    """A copy of the `graph` of an :class:`.Exportable` with the layers of this module.
-
-    Without `performers`, the tokens-to-token module of a T2T-ViT keeps its own.
-    """
+    """A copy of a graph with the layers of this module, and with `performers` those of :mod:`.performer`."""
     graph = copy.deepcopy(graph)
     t2t = ((is_folded_t2t, EdgeT2T), (is_performer, EdgePerformer)) if performers else ()
     for is_old, new in (*t2t, (lambda module: isinstance(module, nn.Unfold), EdgeUnfold)):
@@ -51,16 +48,12 @@ def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> Class
 
     For `y = (x - m) / s` and a convolution `W y + b` without padding, the new one has `W / s` and `b - sum(W m / s)`.
     If the model does not start with such a convolution (T2T-ViT unfolds its pixels), or also uses its pixels elsewhere,
-    or if it follows an enhancer or a padding, a convolution of 1 x 1 computes the normalization.
-
-    Args:
-        graph: a graph with `pixels`, as from :func:`mmunorm.deploy.graphs.graph_of`; unchanged.
-        images (Tensor): a sample input, float32.
+    or if it follows an enhancer or a padding, a convolution of 1 x 1 computes the normalization. `images` is a sample.
     """
     if graph.pixels is None:
         return graph
     graph = copy.deepcopy(graph)
-    normalization = as_convolution(graph.pixels)
+    normalization = _as_convolution(graph.pixels)
     first = None if graph.pixels.enhancing else _first_convolution(graph, images)
     if first is not None:
         bias = torch.einsum('oihw,i->o', first.weight, normalization.bias)
@@ -73,12 +66,12 @@ def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> Class
     return graph
 
 
-def as_convolution(pixels: Pixels) -> nn.Conv2d:
+def _as_convolution(pixels: Pixels) -> nn.Conv2d:
     """The normalization, and the swap of blue and red if there is one, as a convolution of 1 x 1."""
     channels = len(pixels.mean)
-    order = list(range(channels))[::-1 if pixels.flips else 1]
     layer = nn.Conv2d(channels, channels, 1).requires_grad_(False)
-    layer.weight.copy_((torch.eye(channels)[order] / pixels.std[:, :, 0])[..., None, None])
+    swapped = torch.eye(channels).flip(0) if pixels.flips else torch.eye(channels)
+    layer.weight.copy_((swapped / pixels.std[:, :, 0])[..., None, None])
     layer.bias.copy_((-pixels.mean / pixels.std).flatten())
     return layer
 

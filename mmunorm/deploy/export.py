@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import math
 
-import mmcv
 import numpy as np
 import torch
 from mmengine.config import Config
@@ -16,8 +15,7 @@ from ..norms import OfflineNorm
 from ..norms.replace import layer_norms
 from ..utils import PreflightError, error_text
 from .exportable import Exportable, norms_left
-from .features import features_of
-from .graphs import graph_of
+from .graphs import FeaturesGraph, graph_of, outputs_by_name
 from .images import loading_of, steps_of
 from .saving import differences
 from .windows import DynamicWindowMSA, side_multiple, with_windows
@@ -26,19 +24,15 @@ PARTS = ('whole', 'backbone')  # what a file may have of a model
 
 
 def rotation_for(model: nn.Module, int8: str | None) -> str | None:
-    """The argument `rotate` of :func:`mmunorm.fuse_norms` for a file: in INT8, a model whose norms fold keeps more if
-    its residual streams are rotated, see docs/results/int8.md."""
+    """The argument `rotate` of :func:`mmunorm.fuse_norms` for a file: INT8 keeps more of rotated residual streams, see
+    docs/results/int8.md."""
     folds = layer_norms(model) or any(isinstance(module, OfflineNorm) for module in model.modules())
     return 'hadamard' if int8 is not None and folds else None
 
 
 def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None,
                  parts: str = PARTS[0]) -> tuple[nn.Module, dict]:
-    """The model of a config and a checkpoint, with its norms, and what :func:`describe_model` returns for it.
-
-    Raises:
-        PreflightError: see :func:`load_model` and :func:`describe_model`.
-    """
+    """The model of a config and a checkpoint, with its norms, and what :func:`describe_model` returns for it."""
     model = load_model(cfg, checkpoint)
     return model, describe_model(model, cfg, read_checkpoint(checkpoint).get('meta', {}), shape, parts)
 
@@ -109,7 +103,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
         PreflightError: the model has a part that cannot be exported, does not support this image size, or returns
             something else after its own `data_preprocessor`.
     """
-    stock = features_of(model) if meta['task'] == 'features' else graph_of(model)
+    stock = FeaturesGraph(model) if meta['task'] == 'features' else graph_of(model)
     multiple = side_multiple(getattr(model, 'backbone', model)) if dynamic else None
     graph = with_windows(stock, bool(multiple)).eval().requires_grad_(False)
     meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs}
@@ -133,25 +127,21 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
             open_shapes[0][side] = meta['divisor'] * torch.export.Dim(name)
     inputs = sample_inputs(graph, shape)
     try:
-        with torch.no_grad():
-            expected = graph(*inputs)
+        expected = outputs_by_name(graph, inputs)
     except (AssertionError, RuntimeError, ValueError) as error:
         height, width = shape[2:]
         raise PreflightError(f'{meta["model"]} does not run on images of {height} x {width}: {error_text(error)}; '
                              'choose another --shape.') from error
-    expected = expected if isinstance(expected, tuple) else (expected, )
-    expected = {name: out.numpy() for name, out in zip(graph.outputs, expected, strict=True)}
     _check_preprocessing(model, graph, meta, inputs, expected)
-    return Exportable(graph, stock, meta, inputs, open_shapes, expected, *map(len, norms_left(model)))
+    return Exportable(graph, stock, meta, inputs, open_shapes, *map(len, norms_left(model)))
 
 
 def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:
     """A batch of blurred noise as a graph's inputs; for a detector, the last image is padded."""
     batch, channels, height, width = shape
-    generator = np.random.default_rng(0)
-    blurred = [mmcv.imresize(generator.integers(0, 256, (max(height // 8, 2), max(width // 8, 2), channels), np.uint8),
-                             (width, height)) for _ in range(batch)]
-    images = torch.from_numpy(np.stack(blurred)).permute(0, 3, 1, 2).float().contiguous()
+    small = torch.rand(batch, channels, max(height // 8, 2), max(width // 8, 2),
+                       generator=torch.Generator().manual_seed(0)) * 255
+    images = nn.functional.interpolate(small, (height, width), mode='bilinear').round()
     if 'sizes' not in graph.inputs:
         return (images, )
     sizes = torch.tensor([[height, width]] * batch).float()
@@ -162,10 +152,7 @@ def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...
 @torch.no_grad()
 def _check_preprocessing(model: nn.Module, graph: nn.Module, meta: dict, inputs: tuple[torch.Tensor, ...],
                          expected: dict[str, np.ndarray]) -> None:
-    """Compares a graph with the model after its own preprocessor; a detector up to its neck.
-
-    Raises:
-        PreflightError: they differ.
+    """Raises a PreflightError if a graph differs from the model after its own preprocessor; a detector up to its neck.
     """
     is_classifier, preprocessor = meta['task'] == 'classifier', type(model.data_preprocessor).__name__
     images, sizes = inputs[0], torch.tensor([inputs[0].shape[2:]] * len(inputs[0]))

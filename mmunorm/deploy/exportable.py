@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -24,7 +23,6 @@ class Exportable:
     meta: dict  # metadata of the file
     inputs: tuple[torch.Tensor, ...]  # a sample, see :func:`sample_inputs`
     open_shapes: tuple[dict, ...] | None  # torch's `Dim` of the dynamic dimensions of each input
-    expected: dict[str, np.ndarray]  # torch's outputs for the sample, by name
     norms: int  # number of norms in the model
     scales: int = 0  # number of LayerNorms and RMSNorms of which a scale of each token is left
 
@@ -37,10 +35,7 @@ class Exportable:
 
 
 def norms_left(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of the norms in a model, and of the folded LayerNorms and RMSNorms of which a scale of each token is left.
-
-    A folded LayerNorm that still subtracts the mean is a norm.
-    """
+    """Names of the norms in a model, with folded ones that subtract a mean, and of what is left as a token's scale."""
     norms, scales = [name for name, _ in norm_layers(model)], []
     for name, module in model.named_modules():
         if isinstance(module, TokenScale):

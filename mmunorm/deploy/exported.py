@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import nn
 
 from ..utils import PreflightError
-from .formats import Session, open_file
+from .formats import Session, format_of
 from .images import apply_steps, batch_of, paste
 
 
@@ -39,7 +41,7 @@ class ExportedModel:
     """
 
     def __init__(self, file: str | Path | Session, threads: int | None = None):
-        self._session = file if isinstance(file, Session) else open_file(file, threads)
+        self._session = file if isinstance(file, Session) else format_of(file).open(Path(file), threads)
         self.meta = self._session.meta
         self.classes = self.meta['classes']
         self.is_detector = self.meta['task'] == 'detector'
@@ -52,16 +54,15 @@ class ExportedModel:
             *arrays: one for each of the file's inputs: `images` `(N, 3, H, W)` float32 from 0 to 255, for a detector
                 also `sizes` `(N, 2)` float32.
         """
-        number, (batch, *image) = len(arrays[0]), self.meta['shape']
-        _, height, _ = image
-        if height and list(np.shape(arrays[0])[1:]) != image:
-            raise PreflightError(f'images must be (N, {", ".join(map(str, image))}), got {np.shape(arrays[0])}.')
-        batch = batch or number  # the batch size of a static file
-        if not height and any(side % self.meta['divisor'] for side in arrays[0].shape[2:]):
+        shape, (batch, *image) = np.shape(arrays[0]), self.meta['shape']
+        is_static = bool(image[1])
+        if is_static and list(shape[1:]) != image:
+            raise PreflightError(f'images must be (N, {", ".join(map(str, image))}), got {shape}.')
+        if not is_static and any(side % self.meta['divisor'] for side in shape[2:]):
             raise PreflightError(f'height and width of images must be multiples of {self.meta["divisor"]}, got '
-                                 f'{" x ".join(map(str, arrays[0].shape[2:]))}.')
-        parts = []
-        for start in range(0, number, batch):
+                                 f'{" x ".join(map(str, shape[2:]))}.')
+        batch, parts = batch or shape[0], []
+        for start in range(0, shape[0], batch):
             # ExecuTorch ignores strides, which transposed images have.
             part = [np.ascontiguousarray(array[start:start + batch], np.float32) for array in arrays]
             missing = batch - len(part[0])
@@ -71,12 +72,10 @@ class ExportedModel:
         return {name: np.concatenate(outs) for name, *outs in zip(self.meta['outputs'], *parts, strict=True)}
 
     def test_step(self, batch: dict) -> list:
-        """The interface of mmengine's test loop, for the metrics of a config.
+        """The interface of mmengine's test loop: the `data_samples` of a batch with predictions.
 
-        The `batch` of a data loader has `inputs`, uint8 images `(3, h, w)`, and `data_samples`, to which predictions
-        are added. Raises a PreflightError if an image does not fit the file's input.
+        Raises a PreflightError if an image does not fit the file's input.
         """
-        import torch
         from mmengine.structures import InstanceData
         outputs = self(*batch_of(batch['inputs'], self.meta))
         for index, sample in enumerate(batch['data_samples']):
@@ -128,3 +127,23 @@ class ExportedModel:
             for pasted, mask, box in zip(masks, outputs['masks'][found], boxes, strict=True):
                 pasted[:] = paste(mask, box, height, width, self.meta['mask_threshold'])
         return Detections(boxes, scores[found], outputs['labels'][found].astype(np.int64), masks)
+
+
+class WithRest:
+    """A detector, in eval mode, whose maps come from a file of its backbone and neck: its detections are torch's."""
+
+    def __init__(self, runner: ExportedModel, detector: nn.Module):
+        self.runner, self.detector = runner, detector
+
+    def test_step(self, batch: dict) -> list:
+        """The interface of mmengine's test loop."""
+        arrays = batch_of(batch['inputs'], self.runner.meta)
+        maps = tuple(map(torch.from_numpy, self.runner(*arrays).values()))
+        data = self.detector.data_preprocessor(batch, False)
+        for sample in data['data_samples']:  # heads that mask the padding ask for it
+            sample.set_metainfo(dict(batch_input_shape=arrays[0].shape[2:], pad_shape=arrays[0].shape[2:]))
+        self.detector.extract_feat = lambda inputs: maps
+        try:
+            return self.detector(**data, mode='predict')
+        finally:
+            del self.detector.extract_feat

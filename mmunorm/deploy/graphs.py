@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -51,6 +52,14 @@ class Pixels(nn.Module):
         return torch.where((rows & columns)[:, None], self(images, sizes), self.pad_value)
 
 
+def outputs_by_name(graph: nn.Module, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
+    """What a graph computes for some inputs."""
+    with torch.no_grad():
+        out = graph(*inputs)
+    out = out if isinstance(out, tuple) else (out, )
+    return {name: tensor.numpy() for name, tensor in zip(graph.outputs, out, strict=True)}
+
+
 class ModelGraph(nn.Module):
     """Any model of one input tensor, from `images` to its output tensors by name."""
     inputs = ('images', )
@@ -67,11 +76,7 @@ class ModelGraph(nn.Module):
 
 
 def named_outputs(out, name: str = '') -> dict[str, Tensor]:
-    """The output tensors of a model, by name.
-
-    Raises:
-        PreflightError: an output is not a tensor, or two would have one name.
-    """
+    """The output tensors of a model by name. Raises a PreflightError if one is no tensor, or two have one name."""
     if isinstance(out, Tensor):
         return {name or 'output': out}
     if out is None:
@@ -79,10 +84,9 @@ def named_outputs(out, name: str = '') -> dict[str, Tensor]:
     if not isinstance(out, (Mapping, tuple, list)):
         raise PreflightError(f'the model returns {name or "a value"} of type {type(out).__name__}; it must return a '
                              'tensor, or a tuple or dict of tensors.')
-    found = {}
+    found, prefix = {}, f'{name}_' if name else '' if isinstance(out, Mapping) else 'output'
     for key, value in out.items() if isinstance(out, Mapping) else enumerate(out):
-        inner = named_outputs(value, f'{name}_{key}' if name else str(key) if isinstance(out, Mapping) else
-                              f'output{key}')
+        inner = named_outputs(value, f'{prefix}{key}')
         if same := found.keys() & inner.keys():
             raise PreflightError(f'the model returns two tensors that a file would name {sorted(same)[0]}: rename a '
                                  'key of its dicts.')
@@ -137,12 +141,31 @@ class DetectorGraph(nn.Module):
         return self.networks[name](regions)
 
 
-def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
-    """The complete model as a graph to export, with the same parameters; it must be in eval mode.
+class FeaturesGraph(nn.Module):
+    """A detector of mmdet up to its neck, in eval mode: inputs as :class:`DetectorGraph`'s to maps `(N, C, h, w)`.
 
-    Raises:
-        PreflightError: it is neither an mmpretrain classifier nor an mmdet detector, or has a part that cannot be
-            exported.
+    Raises a PreflightError if it is no detector of mmdet.
+    """
+    inputs = ('images', 'sizes')
+
+    def __init__(self, detector: nn.Module):
+        super().__init__()
+        if not hasattr(detector, 'extract_feat') or not hasattr(detector, 'with_bbox'):
+            raise PreflightError(f'--parts backbone takes detectors of mmdet, and {type(detector).__name__} is none.')
+        self.pixels, self.detector = Pixels(detector.data_preprocessor), detector
+        with torch.no_grad():
+            maps = detector.extract_feat(torch.zeros(1, 3, 64, 64))
+        self.outputs = tuple(f'map{index}' for index in range(len(maps)))
+
+    def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.detector.extract_feat(self.pixels.padded(images, sizes)))
+
+
+def graph_of(model: nn.Module) -> ClassifierGraph | DetectorGraph:
+    """The complete model, in eval mode, as a graph with the same parameters.
+
+    Raises a PreflightError if it is neither an mmpretrain classifier nor an mmdet detector, or has a part that cannot
+    be exported.
     """
     from mmpretrain.models.classifiers import BaseClassifier, ImageClassifier
     from mmpretrain.models.heads import ClsHead

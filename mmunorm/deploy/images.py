@@ -44,14 +44,12 @@ def steps_of(pipeline: Sequence[dict]) -> list[dict]:
         kind = transform['type'].rpartition('.')[2]
         options = {name: transform[name] for name in ('backend', 'interpolation') if name in transform}
         if kind == 'Resize':
-            scale = transform.get('scale')
-            if scale is None:
+            if (scale := transform.get('scale')) is None:
                 raise ValueError(f'Resize without a scale: {dict(transform)}')
-            sides = (scale, scale) if isinstance(scale, int) else tuple(scale)
-            if transform.get('keep_ratio'):
-                steps.append(dict(step='within', size=[max(sides), min(sides)], **options))
-            else:
-                steps.append(dict(step='resize', size=[sides[1], sides[0]], **options))
+            sides = [scale, scale] if isinstance(scale, int) else list(scale)
+            kept = transform.get('keep_ratio')
+            steps.append(dict(step='within' if kept else 'resize',
+                              size=sorted(sides, reverse=True) if kept else sides[::-1], **options))
         elif kind == 'ResizeEdge' and transform.get('edge', 'short') == 'short':
             steps.append(dict(step='short_edge', size=transform['scale'], **options))
         elif kind == 'CenterCrop' and not transform.get('auto_pad'):
@@ -79,11 +77,8 @@ def loading_of(pipeline: Sequence[dict]) -> dict:
 def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
     """The inputs of a file with the metadata `meta`, for preprocessed uint8 images `(3, h, w)`.
 
-    Returns:
-        `images` `(N, 3, H, W)`, uint8 for a classifier; for a detector float32, and `sizes` `(N, 2)` float32.
-
-    Raises:
-        PreflightError: an image does not fit the file's input.
+    They are `images` `(N, 3, H, W)`, uint8 for a classifier; for a detector float32, and `sizes` `(N, 2)` float32.
+    Raises a PreflightError if an image does not fit the file's input.
     """
     images = [np.asarray(image) for image in images]
     _, _, height, width = meta['shape']
@@ -106,13 +101,10 @@ def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]
 
 
 class Samples(Sequence):
-    """Batches of inputs of a file with the metadata `meta`, for INT8 calibration.
+    """Batches of inputs of a file with the metadata `meta`, for INT8 calibration, made when they are read.
 
-    `images` are uint8 `(3, h, w)`, such as the tensors of a data loader; batches are converted to floating point
-    lazily. An incomplete last batch is dropped.
-
-    Raises:
-        PreflightError: there are fewer images than the batch size.
+    `images` are uint8 `(3, h, w)`, such as the tensors of a data loader. An incomplete last batch is dropped. Raises a
+    PreflightError if there is no whole batch.
     """
 
     def __init__(self, images: Sequence[np.ndarray], meta: dict, batch: int):
@@ -130,10 +122,9 @@ class Samples(Sequence):
 
 
 def paste(mask: np.ndarray, box: Sequence[float], height: int, width: int, threshold: float) -> np.ndarray:
-    """Pastes a mask into an image, like mmdet's `_do_paste_mask`.
+    """Pastes a mask into an image, like mmdet's `_do_paste_mask`: `(height, width)` bool.
 
-    `mask` `(h, w)` float32 are probabilities in the area of `box`, x1 y1 x2 y2 in pixels. Returns `(height, width)`
-    bool, True where the probability is at least `threshold`.
+    `mask` `(h, w)` float32 are probabilities in the area of `box`, x1 y1 x2 y2 in pixels.
     """
     x1, y1, x2, y2 = (float(side) for side in box)
     top, bottom = max(int(np.floor(y1)) - 1, 0), min(int(np.ceil(y2)) + 1, height)

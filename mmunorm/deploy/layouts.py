@@ -3,7 +3,7 @@
 - A linear layer for query, key and value becomes three layers, each with its own range in INT8.
 - Attention is decomposed, and its scale is folded into the layer of the queries.
 - Window partition and reverse use at most four dimensions.
-- Values that do not depend on the input are constants: position biases and attention masks.
+- What does not depend on the input is a constant: position biases and attention masks.
 """
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ class _Rewriter(Editor):
 def _as_bias(mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """A mask of attention as what is added to its scores, in a range for INT8; and 0 for rows that allow nothing.
 
-    The second is `(..., rows, 1)`, or None if there is no such row. In torch their output is 0.
+    The second is `(..., rows, 1)`, or None if there is no such row.
     """
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0., -math.inf)

@@ -10,12 +10,12 @@ from .windows import is_exactly, split_qkv
 
 
 class EdgePerformer(nn.Module):
-    """The Performer in a form suitable for 8 bits: `phi(q)` divided by `exp(-|q|^2 / 2)`, then by its sum.
+    """The Performer for 8 bits: `phi(q)` divided by its sum is a softmax over `w q`.
 
-    Then `phi(q)` is a softmax over `w q`, and the random directions are folded into the layer of the queries. Each
-    feature of the keys is divided by its largest value over the tokens, whose logarithm is added to `w q`, so that all
-    features use the whole range of 8 bits. The `eps` of the quotient becomes an additional feature, of `N` keys with
-    value 0. For long queries it has all the weight, and the attention is 0, as in the stock layer.
+    The random directions `w` are folded into the layer of the queries. Each feature of the keys is divided by its
+    largest value over the tokens, whose logarithm is added to `w q`, so that all features use the whole range of 8
+    bits. The `eps` of the quotient becomes an additional feature, of `N` keys with value 0. For long queries it has all
+    the weight, and the attention is 0, as in the stock layer.
     """
 
     def __init__(self, stock: nn.Module, eps: float = 1e-8):

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..utils import PreflightError, error_text, naming, whole_file, written_file
+from ..utils import PreflightError, error_text, naming, plural, whole_file, written_file
 from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import Format
+from .graphs import outputs_by_name
 from .progress import progress, stage
 from .snr import deviation, signal_to_noise
 
@@ -27,11 +28,7 @@ COMPARED = 8  # calibration images
 
 @dataclass(frozen=True)
 class Differences:
-    """The differences between two sets of outputs.
-
-    Each detection is compared with its match in the other set, in any order: a detection of the same class with an IoU
-    of at least 0.5, each matched once.
-    """
+    """The differences between two sets of outputs; detections are compared with their :func:`matches`."""
     # The largest absolute difference by kind: names of outputs; for a detector `scores`, `boxes`, in pixels, and
     # `masks`, the mean difference in probability of each mask. Empty without matches.
     largest: dict[str, float]
@@ -80,11 +77,7 @@ class ExportReport:
 
 @contextmanager
 def whole_files(path: Path) -> Iterator[Path]:
-    """A context with a temporary path of the same name. At its end, all files written next to it replace the real ones.
-
-    If the block fails, they are removed, and the files of an earlier export are kept. Links are written through, see
-    :func:`mmunorm.utils.whole_file`.
-    """
+    """A context like :func:`mmunorm.utils.whole_file`, for `path` and all files that are written next to it."""
     written_file(path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         with naming(path, Path(folder)):
@@ -131,22 +124,18 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
     return ExportReport(path, chosen.size(path, model), model.norms, model.scales, found, images, lines)
 
 
-@torch.no_grad()
 def _compared(model: Exportable, samples: Sequence[tuple[np.ndarray, ...]]
               ) -> tuple[str, list[tuple[np.ndarray, ...]], dict[str, np.ndarray]]:
     """A name of the images of the comparison, the inputs of the file in batches, and torch's outputs."""
-    if not len(samples):
-        number, source = len(model.inputs[0]), 'the example' if model.meta['task'] == 'tensors' else 'noise'
-        inputs = tuple(tensor.numpy() for tensor in model.inputs)
-        return f'{number} image{"s" * (number > 1)} of {source}', [inputs], model.expected
-    batches = [samples[index] for index in range(min(len(samples), max(1, COMPARED // len(samples[0][0]))))]
-    outputs = []
-    for arrays in batches:
-        out = model.graph(*map(torch.from_numpy, arrays))
-        out = out if isinstance(out, tuple) else (out, )
-        outputs.append({name: tensor.numpy() for name, tensor in zip(model.graph.outputs, out, strict=True)})
+    if len(samples):
+        source = 'calibration image'
+        batches = [samples[index] for index in range(min(len(samples), max(1, COMPARED // len(samples[0][0]))))]
+    else:
+        source, batches = 'image', [tuple(tensor.numpy() for tensor in model.inputs)]
     number = sum(len(arrays[0]) for arrays in batches)
-    return f'{number} calibration image{"s" * (number > 1)}', batches, _joined(outputs)
+    about = '' if len(samples) else ' of the example' if model.meta['task'] == 'tensors' else ' of noise'
+    outputs = [outputs_by_name(model.graph, map(torch.from_numpy, arrays)) for arrays in batches]
+    return f'{plural(number, source)}{about}', batches, _joined(outputs)
 
 
 def _joined(batches: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
@@ -154,10 +143,7 @@ def _joined(batches: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 def differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], task: str) -> Differences:
-    """Compares the outputs of a file with torch's for the same images; both by name, see :mod:`.graphs`.
-
-    `task` is that of the metadata: 'classifier', 'detector', 'features' or 'tensors'.
-    """
+    """Compares the outputs of a file with torch's for the same images, by name; `task` is that of the metadata."""
     if task != 'detector':
         largest = {name: np.abs(deviation(got[name], exact)).reshape(len(exact), -1).max(1) / (
             np.abs(exact).max() if task == 'features' else 1) for name, exact in expected.items()}
@@ -189,8 +175,9 @@ def _largest_and_typical(distances: dict[str, np.ndarray]) -> tuple[dict[str, fl
 
 
 def matches(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[tuple[int, int]]:
-    """Pairs of detections of one image, by `dets` `(n, 5)` and `labels` `(n, )`; the best IoU first, then the nearest
-    in score.
+    """Pairs of detections of one image, by `dets` `(n, 5)` and `labels` `(n, )`: of the same class, in any order.
+
+    Each is matched once, by the best IoU of at least 0.5, then the nearest score.
     """
     from torchvision.ops import box_iou
     overlap = box_iou(torch.from_numpy(a['dets'][:, :4]), torch.from_numpy(b['dets'][:, :4])).numpy()

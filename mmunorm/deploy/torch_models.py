@@ -82,9 +82,9 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
     name = type(model).__name__
     model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)
     inverted = example.max() + example.min() - example  # other values, and none that a model may refuse
-    given = example.clone()
-    outputs = _outputs_of(model, given)
-    if given._version:  # it writes to its input
+    written = example.clone()
+    outputs = _outputs_of(model, written)
+    if written._version:  # the model writes to its input
         model.register_forward_pre_hook(lambda module, args: (args[0].clone(), ))
     again, others = _outputs_of(model, example), _outputs_of(model, inverted)
     if not outputs:
@@ -106,8 +106,7 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
     meta = dict(made_by='mmunorm', model=name, task='tensors', classes=[], divisor=1, shape=list(example.shape),
                 outputs=list(outputs), mean=mean, std=std)
     images = torch.from_numpy(_pixels_of(example.numpy(), meta))
-    expected = {key: out.numpy() for key, out in zip(outputs, graph(images), strict=True)}
-    return Exportable(graph, graph, meta, (images, ), None, expected, *map(len, norms_left(model)))
+    return Exportable(graph, graph, meta, (images, ), None, *map(len, norms_left(model)))
 
 
 @dataclass
@@ -182,10 +181,10 @@ def _outputs_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
                              f'{error_text(error)}') from error
 
 
-def _images_of(given: Tensor | Iterable, name: str, shape: Sequence[int]) -> Tensor:
+def _images_of(images: Tensor | Iterable, name: str, shape: Sequence[int]) -> Tensor:
     """One tensor of all images."""
-    batches = [given] if isinstance(given, Tensor) or not isinstance(given, Iterable) else [
-        batch[0] if isinstance(batch, (tuple, list)) else batch for batch in given]
+    batches = [images] if isinstance(images, Tensor) or not isinstance(images, Iterable) else [
+        batch[0] if isinstance(batch, (tuple, list)) else batch for batch in images]
     for batch in batches:
         if not isinstance(batch, Tensor) or batch.dim() != 4 or list(batch.shape[1:]) != list(shape[1:]):
             got = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__

@@ -22,7 +22,7 @@ _MODULES = ('mmpretrain.models.utils.attention', 'mmdet.models.backbones.swin')
 class StaticWindowMSA(nn.Module):
     """A shifted window attention, stock or with the padding of a folded norm, for maps of static size.
 
-    Query, key and value have separate layers, and in INT8 separate ranges.
+    Query, key and value have layers of their own, and in INT8 ranges of their own.
     """
 
     def __init__(self, stock: nn.Module):
@@ -42,11 +42,7 @@ class StaticWindowMSA(nn.Module):
         self.register_buffer('is_marker', is_marker if marker >= 0 else None)
 
     def forward(self, query: Tensor, hw_shape: tuple[int, int]) -> Tensor:
-        """Like the stock method: `query` is `(B, H * W, C)`.
-
-        Raises:
-            ValueError: the map is smaller than a window, and `pad_small_map` is not set.
-        """
+        """Like the stock method, with its ValueError of small maps: `query` is `(B, H * W, C)`."""
         height, width = hw_shape
         window, shift = self.window_size, self.shift_size
         if not self.pad_small_map and min(height, width) <= window:
@@ -76,10 +72,7 @@ class StaticWindowMSA(nn.Module):
         return x
 
     def _attend(self, x: Tensor, rows: int, columns: int, mask: Tensor | None) -> Tensor:
-        """Attention within the windows of a map `(B, rows * window, columns * window, C)`, to the same shape.
-
-        `mask` is `(rows * columns, tokens, tokens)`, see :func:`shifted_window_mask`.
-        """
+        """Attention within the windows of a map `(B, rows * window, columns * window, C)`, to the same shape."""
         batch, window, channels = x.shape[0], self.window_size, x.shape[-1]
         x = x.reshape(batch * rows, window, columns, window * channels).transpose(1, 2)
         x = x.reshape(batch * rows * columns, window**2, channels)
@@ -109,7 +102,6 @@ class ThreeLayerAttention(nn.Module):
         self.num_heads, self.v_shortcut = stock.num_heads, stock.v_shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(B, N, C)` to the same shape, or with the output channels of the stock layer."""
         q, k, v = (layer(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
                    for layer in (self.query, self.key, self.value))
         x = self.gamma1(self.proj(self.attend(q, k, v).transpose(1, 2).flatten(2)))
@@ -117,10 +109,9 @@ class ThreeLayerAttention(nn.Module):
 
 
 class DynamicWindowMSA(StaticWindowMSA):
-    """The same for maps of dynamic size.
+    """The same for maps of dynamic size, also smaller than a window.
 
-    One gather along each side pads and shifts, so the graph does not depend on whether padding is needed. A map
-    smaller than a window is padded to one; the stock attention may reject it.
+    One gather along each side pads and shifts, so the graph does not depend on whether padding is needed.
     """
 
     def forward(self, query: Tensor, hw_shape: tuple[int, int]) -> Tensor:
@@ -157,11 +148,10 @@ def _rolled(positions: Tensor, by: int, is_unshifted: Tensor | None) -> Tensor:
 
 
 def shifted_window_mask(rows: int, columns: int, window: int, shift: int) -> Tensor:
-    """Ten times `ShiftWindowMSA.get_attn_mask`: -1000 between tokens of a window that are not adjacent in the map.
+    """`(rows * columns, window**2, window**2)`: -1000 between tokens of a window that are not adjacent in the map.
 
-    The softmax of -100 is 4e-44, a denormal number in float32, which slows down CPUs; that of -1000 is 0. Returns
-    `(rows * columns, window**2, window**2)`. In the graph it is a comparison of two short vectors, which runtimes
-    compute once; as constants, a detector's masks would be as large as its weights.
+    The softmax of the stock mask's -100 is a denormal number, which slows down CPUs. In the graph it is a comparison of
+    two short vectors, which runtimes compute once; as constants, a detector's masks would be as large as its weights.
     """
     # Counted from the end: the last window is one region, and the tokens that were shifted into it another.
     down, right = (torch.arange(number * window).flip(0) for number in (rows, columns))
@@ -172,10 +162,9 @@ def shifted_window_mask(rows: int, columns: int, window: int, shift: int) -> Ten
 
 
 def with_windows(model: nn.Module, dynamic: bool = False) -> nn.Module:
-    """A copy of a model with :class:`StaticWindowMSA` and :class:`ThreeLayerAttention` in place of its attention.
+    """A copy of a model with the attention of this module.
 
-    With `dynamic`, :class:`DynamicWindowMSA`, for images whose sides are any multiples of :func:`side_multiple`. The
-    padding layers are removed, because such images need none.
+    With `dynamic` it takes images whose sides are any multiples of :func:`side_multiple`, which need no padding layers.
     """
     model = replace_modules(copy.deepcopy(model), is_window_attention, DynamicWindowMSA if dynamic else StaticWindowMSA)
     model = replace_modules(model, _is_attention, ThreeLayerAttention)
@@ -183,10 +172,7 @@ def with_windows(model: nn.Module, dynamic: bool = False) -> nn.Module:
 
 
 def side_multiple(backbone: nn.Module) -> int | None:
-    """The number that height and width must be multiples of so that a Swin needs no padding.
-
-    None for a backbone that does not support dynamic height and width.
-    """
+    """What height and width must be multiples of so that a Swin needs no padding; None if its size is fixed."""
     paddings = [module for module in backbone.modules() if _is_padding(module)]
     is_open = (paddings and not getattr(backbone, 'use_abs_pos_embed', False)
                and any(map(is_window_attention, backbone.modules()))

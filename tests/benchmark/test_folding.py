@@ -10,10 +10,9 @@ from mmengine.registry import MODELS, init_default_scope
 from torch import nn
 from torch.nn import functional as F
 
-from mmunorm.benchmark import measure, models, table, tasks
-from mmunorm.benchmark.folding import Settings, run_benchmark
+from mmunorm.benchmark import measure, models, tasks
+from mmunorm.benchmark.folding import Settings, markdown, run_benchmark, summarize
 from mmunorm.benchmark.output import write_results
-from mmunorm.benchmark.table import markdown
 from mmunorm.compat import OutOfMemoryError
 from mmunorm.deploy.exportable import norms_left
 from mmunorm.fusion import TokenScale
@@ -63,7 +62,7 @@ def test_the_order_rotates_and_each_round_has_every_run():
     seconds = measure.InterleavedTimer({name: (lambda name=name: calls.append(name)) for name in 'abc'}, CPU).time(30)
     rounds = [''.join(calls[i:i + 3]) for i in range(0, 90, 3)]
     assert rounds[:3] == ['abc', 'bca', 'cab']
-    for first in range(0, 30, 3):  # each is once the first, the second and the third
+    for first in range(0, 30, 3):  # every run is once the first, the second and the third
         assert all(sorted(names) == ['a', 'b', 'c'] for names in zip(*rounds[first:first + 3], strict=True))
     # None always follows the same other one.
     pairs = {''.join(pair) for names in rounds for pair in zip(names, names[1:], strict=False)}
@@ -167,8 +166,8 @@ def test_the_heads_of_all_rows_do_the_same_work(detector, monkeypatch):
         task.equalize(list(rows.values()), before['UN'])
         notes = task.calibrate(rows['UN'], list(rows.values()))
         found = {name: task.run(model) for name, model in rows.items()}
-    for own, same in zip(before['LN'], before['UN'], strict=True):
-        assert not torch.allclose(own, same, rtol=0.1)  # so that equal boxes are no accident
+    for maps, others in zip(before['LN'], before['UN'], strict=True):
+        assert not torch.allclose(maps, others, rtol=0.1)  # so that equal boxes are no accident
     expected = [sample.pred_instances for sample in found['UN']]
     assert 5 <= len(expected[0]) + len(expected[1]) <= 20
     assert f'Detections in a batch: {len(expected[0]) + len(expected[1])}, with masks.' in notes
@@ -191,7 +190,7 @@ def result_of(**changes):
     return dict(
         title='a model', notes=['Weights: random.'], settings=dict(repeat=3, batch_size=8, shape=(32, 48)),
         environment=dict(device='a chip'), fusion=dict(folded=2, reduced=0, kept=1, report='what stays'),
-        rows=table.summarize(rows, 8))
+        rows=summarize(rows, 8))
 
 
 def test_a_ratio_is_that_of_the_printed_speeds():
@@ -220,23 +219,12 @@ def test_markdown():
 
 
 def test_a_row_without_memory(tmp_path):
-    result = result_of(fails=True)
+    result, folder = result_of(fails=True), tmp_path / 'new/folder'
     cells = [line for line in markdown(result).splitlines() if line.startswith('|')]
     assert cells[2].startswith('| LN | out of memory | - |') and 'x)' not in cells[3]
-    paths = write_results(result, 'text', table.chart(result), tmp_path / 'new' / 'folder', 'benchmark')
-    assert [path.name for path in paths] == ['benchmark.json', 'benchmark.md', 'benchmark.png']
-    assert json.loads(paths[0].read_text())['rows'][0]['error'] == 'out of memory'
-    assert paths[1].read_text() == 'text'
-
-
-@pytest.mark.parametrize('fails, labels, heights', [
-    (False, ['images/s relative to LN', 'MB relative to LN'], [[1.0, 2.0], [1.0, 0.75]]),
-    (True, ['images/s', 'MB'], [[8.0], [3.0]])])
-def test_a_chart_is_relative_to_ln_if_that_has_run(fails, labels, heights):
-    panels = table.chart(result_of(fails=fails)).axes
-    assert [axes.get_ylabel() for axes in panels] == labels
-    assert [[bar.get_height() for bar in axes.patches] for axes in panels] == heights
-    assert [label.get_text() for label in panels[0].get_xticklabels()] == ['LN', 'UN'][fails:]
+    write_results(result, 'text', folder, 'benchmark')
+    assert json.loads((folder / 'benchmark.json').read_text())['rows'][0]['error'] == 'out of memory'
+    assert (folder / 'benchmark.md').read_text() == 'text'
 
 
 # ---------------------------------------------------------------- all of it

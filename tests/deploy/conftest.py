@@ -3,13 +3,20 @@ import torch
 
 from mmunorm import fuse_norms
 from mmunorm.backbones.performer import PerformerAttention
-from mmunorm.deploy import ExportedModel, prepare_export
+from mmunorm.deploy import FORMATS, ExportedModel, prepare_export
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.norms import OfflineNorm
 
 from ..fusion import models
 
 SHAPE = (37, 45)  # windows of 4 tokens of 4 pixels are padded
+
+
+def needs(*names):
+    """Skips a test, or at its top a file, without all packages of these formats."""
+    for name in names:
+        for package in FORMATS[name].packages + FORMATS[name].int8_packages:
+            pytest.importorskip(package)
 
 
 def blurred(number=8, seed=0):
@@ -39,7 +46,7 @@ def signal_to_noise(model, path, size=SHAPE):
     with torch.no_grad():
         exact = graph_of(model)(images).log()
     got = torch.from_numpy(ExportedModel(path)(images.numpy())['scores']).log()
-    exact, got = (each - each.mean(1, keepdim=True) for each in (exact, got))
+    exact, got = (logits - logits.mean(1, keepdim=True) for logits in (exact, got))
     return (10 * torch.log10(exact.square().sum() / (got - exact).square().sum())).item()
 
 
@@ -82,14 +89,15 @@ def one_stage(depth=2, **backbone):
 
 @pytest.fixture(scope='session')
 def swin():
-    """One block without a shift, one with, a patch merging between."""
+    """One block without a shift, one with, a patch merging between. It takes RGB."""
     torch.manual_seed(0)
-    return fitted(models.swin_classifier(arch=dict(embed_dims=8, depths=[1, 2], num_heads=[2, 4])))
+    model = models.swin_classifier(arch=dict(embed_dims=8, depths=[1, 2], num_heads=[2, 4]))
+    model.data_preprocessor.to_rgb = True
+    return fitted(model)
 
 
 @pytest.fixture(scope='session')
 def exportable(swin):
     """For two images at once."""
-    for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
-        pytest.importorskip(package)
+    needs('onnx', 'openvino')
     return prepare_export(swin, meta_of(swin), 2)

@@ -106,9 +106,9 @@ def batch(sizes):
                       for size in sizes])
 
 
-def assert_same_detections(own, expected):
+def assert_same_detections(ours, expected):
     """Predictions of two models for the same batch, whose detections have several classes."""
-    for sample, other in zip(own, expected, strict=True):
+    for sample, other in zip(ours, expected, strict=True):
         a, b = sample.pred_instances, other.pred_instances
         assert len(a) == len(b) > 10 and len(b.labels.unique()) > 1
         assert a.labels.tolist() == b.labels.tolist()

@@ -1,4 +1,4 @@
-"""Whole detectors in each runtime, and the tools that use the files of a Mask R-CNN, all from one export."""
+"""Whole detectors in each runtime, and the tools that use their files, all from one export a runtime."""
 import cv2
 import mmcv
 import numpy as np
@@ -7,17 +7,15 @@ import torch
 from mmengine.config import Config
 
 from mmunorm import fuse_norms
-
-from .. import tiny_runs
-
-for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
-    pytest.importorskip(package)
-
 from mmunorm.cli.images import drawing_scale
 from mmunorm.deploy import FORMATS, ExportedModel, describe_model, export_file, prepare_export
 from mmunorm.deploy.images import Samples
 
-from .detectors import KINDS, assert_same_detections, batch, rcnn
+from .. import tiny_runs
+from .conftest import needs
+from .detectors import KINDS, MOST, assert_same_detections, batch, rcnn
+
+needs('onnx', 'openvino')
 
 TEST, INFER = (tiny_runs.load_tool(f'deploy/{name}') for name in ('test', 'infer'))
 pytestmark = pytest.mark.slow
@@ -31,48 +29,41 @@ def config(tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def exportable(config):
-    """A folded detector for two images at once, whose maps windows pad."""
-    model = rcnn()
+def detector(config):
+    """A folded Cascade Mask R-CNN for two images at once, whose maps windows pad, and what torch detects with norms."""
+    model = rcnn(rcnn_cfg=MOST, cascade=dict(reg_class_agnostic=True))
+    model.data_preprocessor.pad_value = 1.
+    expected = model.test_step(batch(SIZES))
     fuse_norms(model, strict=True)
-    cfg = Config.fromfile(config[0])
-    cfg.merge_from_dict({'test_dataloader.dataset.pipeline.1.scale': (96, 72)})
-    meta = describe_model(model, cfg, dict(dataset_meta=dict(classes=('a', 'b', 'c'))), (72, 100))
-    return prepare_export(model, meta, 2)
+    meta = describe_model(model, Config.fromfile(config[0]), dict(dataset_meta=dict(classes=('a', 'b', 'c'))), SIZES[0])
+    return prepare_export(model, meta, 2), expected
 
 
 @pytest.fixture(scope='module', params=['onnx', 'openvino', 'litert'])
-def report(request, exportable, tmp_path_factory):
-    for package in FORMATS[request.param].packages:
-        pytest.importorskip(package)
-    return export_file(exportable, FORMATS[request.param],
+def report(request, detector, tmp_path_factory):
+    needs(request.param)
+    return export_file(detector[0], FORMATS[request.param],
                        tmp_path_factory.mktemp(request.param) / f'm{FORMATS[request.param].suffixes[0]}')
 
 
-def test_it_is_what_torch_computes(report):
-    assert report.norms == 0
+def test_detections_are_those_of_torch(report, detector):
     found = report.difference
-    assert found.matches == found.expected == found.found > 0
+    assert report.norms == 0 and found.matches == found.expected == found.found > 0
     assert found.largest['boxes'] < 1e-2 and found.largest['scores'] < 1e-5 and found.largest['masks'] < 1e-3
+    assert_same_detections(ExportedModel(report.path).test_step(batch(SIZES)), detector[1])
 
 
-@pytest.fixture(scope='module', params=['cascade_mask_rcnn', *(
-    pytest.param(kind, marks=pytest.mark.grid) for kind in ('retinanet', 'retinanet_pvt', 'cascade_rcnn'))])
-def whole(request, config):
-    """Another detector for two images at once, and what torch detects before its norms are folded."""
-    model = KINDS[request.param]()
+@pytest.mark.grid
+@pytest.mark.parametrize('kind', ['retinanet', 'retinanet_pvt', 'mask_rcnn', 'cascade_rcnn'])
+@pytest.mark.parametrize('name', ['onnx', 'openvino', 'litert'])
+def test_other_detectors(kind, name, config, tmp_path):
+    needs(name)
+    model = KINDS[kind]()
     expected = model.test_step(batch(SIZES))
     fuse_norms(model, strict=True)
-    return prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, (72, 100)), 2), expected
-
-
-@pytest.mark.parametrize('name', ['onnx', 'openvino', 'litert'])
-def test_detections_are_those_of_torch(whole, name, tmp_path):
-    for package in FORMATS[name].packages:
-        pytest.importorskip(package)
-    made = export_file(whole[0], FORMATS[name], tmp_path / f'm{FORMATS[name].suffixes[0]}')
-    assert made.norms == 0 and made.difference.matches == made.difference.expected == made.difference.found > 0
-    assert_same_detections(ExportedModel(made.path).test_step(batch(SIZES)), whole[1])
+    exportable = prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, SIZES[0]), 2)
+    path = export_file(exportable, FORMATS[name], tmp_path / f'm{FORMATS[name].suffixes[0]}').path
+    assert_same_detections(ExportedModel(path).test_step(batch(SIZES)), expected)
 
 
 def test_images_of_any_size_in_one_batch(report):
@@ -80,8 +71,8 @@ def test_images_of_any_size_in_one_batch(report):
     assert runner.classes == ['a', 'b', 'c'] and runner.is_detector
     images, sizes = torch.rand(3, 3, 72, 100) * 255, torch.tensor([[72., 100.], [50., 31.], [0., 0.]])
     out = runner(images.numpy(), sizes.numpy())
-    assert out['dets'].shape == (3, 20, 5) and out['labels'].shape == (3, 20)
-    assert out['masks'].shape == (3, 20, 8, 8)
+    assert out['dets'].shape == (3, 60, 5) and out['labels'].shape == (3, 60)
+    assert out['masks'].shape == (3, 60, 8, 8)
     assert (out['dets'][:2, :, 4] > 0).any(1).all()
     assert out['dets'][1, :, 2].max() <= 31 and out['dets'][1, :, 3].max() <= 50
     # Without pixels there is no proposal, and no detection.
@@ -93,23 +84,21 @@ def test_images_of_any_size_in_one_batch(report):
 @pytest.mark.parametrize('kind', [
     'retinanet', *(pytest.param(kind, marks=pytest.mark.grid) for kind in ('mask_rcnn', 'cascade_mask_rcnn'))])
 def test_integers_only(kind, config, tmp_path):
+    needs('litert')
     model = KINDS[kind]()
     fuse_norms(model, strict=True)
     if kind == 'retinanet':  # trained ones have layers that are 0 on a level on which there is no object
         model.bbox_head.reg_convs[0].conv.bias.data.fill_(-1000)
-    exportable = prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, (72, 100)), 2)
-    chosen = FORMATS['litert']
-    for package in chosen.packages + chosen.int8_packages:
-        pytest.importorskip(package)
-    images, = exportable.inputs[:1]
+    exportable = prepare_export(model, describe_model(model, Config.fromfile(config[0]), {}, SIZES[0]), 2)
+    images, _ = exportable.inputs
     samples = Samples([*images.byte(), *images.flip(3).byte()], exportable.meta, 2)
-    made = export_file(exportable, chosen, tmp_path / 'm.tflite', int8='full', samples=samples)
-    session = chosen.open(made.path)
+    written = export_file(exportable, FORMATS['litert'], tmp_path / 'm.tflite', int8='full', samples=samples)
+    session = FORMATS['litert'].open(written.path)
     refined = ['refine0', 'refine1'] if kind.startswith('cascade') else []
     parts = ['features', *refined, *(['heads', 'masks'] if kind != 'retinanet' else [])]
     assert {session.input_of(part)[1]['dtype'] for part in parts} == {np.int8}
-    assert made.difference.matches > 0.5 * made.difference.expected
-    assert made.difference.typical.get('masks', 0) < 0.05
+    assert written.difference.matches > 0.5 * written.difference.expected
+    assert written.difference.typical.get('masks', 0) < 0.05
 
 
 def test_the_tools(config, report, tmp_path, capsys):

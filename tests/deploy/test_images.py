@@ -28,8 +28,8 @@ def test_as_the_test_pipeline(scope, pipeline, size):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     with DefaultScope.overwrite_default_scope(scope):
         expected = Compose(pipeline)(dict(img=image, img_shape=size, ori_shape=size))['img']
-    own = apply_steps(image, steps_of(pipeline))
-    assert own.shape == expected.shape and np.array_equal(own, expected)
+    ours = apply_steps(image, steps_of(pipeline))
+    assert ours.shape == expected.shape and np.array_equal(ours, expected)
 
 
 @pytest.mark.parametrize('name', ['swin_t_un_imagenet', 't2t_vit_14_un_cifar10', 'swin_t_un_maskrcnn_1x',
@@ -49,8 +49,8 @@ def test_images_are_read_as_the_test_pipeline_reads_them(tmp_path):
         pipeline = [dict(type='LoadImageFromFile', **how), dict(type='Resize', scale=(25, 25))]
         with DefaultScope.overwrite_default_scope('mmpretrain'):
             expected = Compose(pipeline)(dict(img_path=str(tmp_path / 'a.jpg')))['img']
-        own = apply_steps(mmcv.imread(str(tmp_path / 'a.jpg'), **loading_of(pipeline)), steps_of(pipeline))
-        assert own.dtype == expected.dtype and np.array_equal(own, expected)
+        ours = apply_steps(mmcv.imread(str(tmp_path / 'a.jpg'), **loading_of(pipeline)), steps_of(pipeline))
+        assert ours.dtype == expected.dtype and np.array_equal(ours, expected)
     assert loading_of(pipeline[1:]) == {}
 
 
@@ -68,10 +68,10 @@ def test_an_unknown_transform_is_named():
 @pytest.mark.parametrize('box', [(3.2, 4.7, 20.1, 17.9), (-4., -6., 30., 12.), (25., 20., 44., 33.), (5., 5., 5., 9.)])
 def test_masks_are_pasted_as_mmdet_does(box):
     mask = np.random.default_rng(0).random((7, 7), np.float32)
-    own = paste(mask, box, 30, 40, 0.5)
+    ours = paste(mask, box, 30, 40, 0.5)
     expected, _ = _do_paste_mask(torch.from_numpy(mask)[None, None], torch.tensor([box]), 30, 40, skip_empty=False)
     if box[0] == box[2]:
-        assert not own.any()
+        assert not ours.any()
     else:
         clear = (expected[0] - 0.5).abs().numpy() > 1e-4
-        assert (own == (expected[0] >= 0.5).numpy())[clear].all() and clear.mean() > 0.99 and own.any()
+        assert (ours == (expected[0] >= 0.5).numpy())[clear].all() and clear.mean() > 0.99 and ours.any()

@@ -10,13 +10,13 @@ from mmpretrain.structures import DataSample
 
 from mmunorm import fuse_norms
 from mmunorm.deploy import FORMATS, ExportedModel, describe_model, export_file, prepare_export
-from mmunorm.deploy.edge import fold_pixels
+from mmunorm.deploy.exported import WithRest
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.images import Samples
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
-from .conftest import SHAPE, blurred, meta_of, normalizing
+from .conftest import SHAPE, blurred, meta_of, needs, normalizing
 from .detectors import assert_same_detections, batch, retinanet
 
 PIPELINE = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(94, 94), keep_ratio=True),
@@ -43,7 +43,7 @@ def classifier(divisor):
 @torch.no_grad()
 def scores_of(model, images):
     found = model.test_step(dict(inputs=images, data_samples=[DataSample() for _ in images]))
-    return torch.stack([each.pred_score for each in found]).numpy()
+    return torch.stack([sample.pred_score for sample in found]).numpy()
 
 
 def stock(exportable):
@@ -60,19 +60,8 @@ def test_a_detector_with_a_border_that_is_not_0():
     torch.testing.assert_close(exportable.graph.pixels(pad), torch.full((1, 3, 4, 4), 3.), rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
-def test_a_border_in_litert(tmp_path):
-    for package in FORMATS['litert'].packages:
-        pytest.importorskip(package)
-    model = detector(1.)
-    exportable = prepare_export(model, describe_model(model, CFG, {}), 2)
-    export_file(exportable, FORMATS['litert'], tmp_path / 'm.tflite')
-    runner = ExportedModel(tmp_path / 'm.tflite')
-    assert_same_detections(runner.test_step(batch(SIZES)), model.test_step(batch(SIZES)))
-
-
 def test_a_border_that_bytes_cannot_hold(tmp_path):
-    pytest.importorskip('litert_torch')
+    needs('litert')
     model = detector(10.)
     exportable = prepare_export(model, describe_model(model, CFG, {}))
     images = Samples([torch.zeros(3, 94, 94, dtype=torch.uint8)], exportable.meta, 1)
@@ -80,31 +69,13 @@ def test_a_border_that_bytes_cannot_hold(tmp_path):
         export_file(exportable, FORMATS['litert'], tmp_path / 'm.tflite', int8='full', samples=images)
 
 
-@pytest.mark.parametrize('name', ['torch', 'onnx', pytest.param('litert', marks=pytest.mark.slow)])
-def test_a_classifier_that_pads_its_images(name, tmp_path):
+def test_a_classifier_that_pads_its_images():
     model, images = classifier(8), blurred(4)
     expected = scores_of(model, images)
-    exportable = prepare_export(model, meta_of(model, SHAPE), 2)
-    runner = stock(exportable)
-    if name != 'torch':
-        for package in FORMATS[name].packages:
-            pytest.importorskip(package)
-        path = tmp_path / f'm{FORMATS[name].suffixes[0]}'
-        export_file(exportable, FORMATS[name], path)
-        runner = ExportedModel(path)
-    got = runner(images.float().numpy())['scores']
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    found = stock(prepare_export(model, meta_of(model, SHAPE), 2))(images.float().numpy())['scores']
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     model.data_preprocessor.pad_size_divisor = 1  # the border changes the scores
     assert np.abs(scores_of(model, images) - expected).max() > 1e-3
-
-
-@pytest.mark.parametrize('divisor', [1, 8])
-def test_pixels_are_folded_around_the_border(divisor):
-    images = blurred(2)[..., :36, :44].float()
-    graph = prepare_export(classifier(divisor), meta_of(None, (36, 44))).graph
-    folded = fold_pixels(graph, images)
-    assert isinstance(folded.pixels.normalization, torch.nn.Identity) == (divisor == 1)
-    torch.testing.assert_close(folded(images), graph(images), rtol=0, atol=1e-5)
 
 
 class Grey(ClsDataPreprocessor):
@@ -127,3 +98,32 @@ def test_what_a_file_would_not_do_is_refused():
         inputs=torch.zeros(len(data['inputs']), 3, 96, 96), data_samples=data['data_samples'])
     with pytest.raises(PreflightError, match='DetDataPreprocessor, the data_preprocessor of RetinaNet'):
         prepare_export(found, meta)
+
+
+# ---------------------------------------------------------------- backbone and neck alone
+
+def backbone_of(model):
+    return prepare_export(model, describe_model(model, CFG, {}, parts='backbone'))
+
+
+@pytest.mark.parametrize('name', ['torch', pytest.param('onnx', marks=pytest.mark.slow)])
+def test_detections_of_a_backbone_with_the_rest_in_torch(name, tmp_path):
+    model = retinanet(max_per_img=60)
+    expected = model.test_step(batch(SIZES))
+    fuse_norms(model, strict=True)
+    exportable = backbone_of(model)
+    assert exportable.meta['outputs'] == ('map0', 'map1', 'map2')
+    runner = stock(exportable)
+    if name != 'torch':
+        needs(name)
+        report = export_file(exportable, FORMATS[name], tmp_path / f'm{FORMATS[name].suffixes[0]}')
+        assert max(report.difference.largest.values()) < 1e-4
+        runner = ExportedModel(report.path)
+    assert_same_detections(WithRest(runner, model).test_step(batch(SIZES)), expected)
+    assert 'extract_feat' not in vars(model)
+
+
+def test_a_format_that_has_no_parts():
+    chosen = type('X', (type(FORMATS['onnx']), ), dict(name='x', tasks=('classifier', 'detector')))()
+    with pytest.raises(PreflightError, match='--format x has no --parts backbone: onnx and openvino have'):
+        chosen.check_model(backbone_of(retinanet()))

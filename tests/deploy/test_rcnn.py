@@ -71,11 +71,11 @@ def test_proposals(maps, rpn):
     with torch.no_grad():
         boxes, found = propose(graph, maps, torch.tensor(SIZES).float())
         stock = head.predict_by_feat(*head(maps), batch_img_metas=metas())
-    for own, valid, expected in zip(boxes, found, stock, strict=True):
+    for ours, valid, expected in zip(boxes, found, stock, strict=True):
         assert valid.sum() == len(expected) > 20
         assert valid.long().diff().max() <= 0  # the best first
         # Equal scores have no order.
-        assert torch.cdist(own[valid], expected.bboxes, p=torch.inf).min(0).values.max() < 1e-4
+        assert torch.cdist(ours[valid], expected.bboxes, p=torch.inf).min(0).values.max() < 1e-4
 
 
 @pytest.mark.slow
@@ -103,10 +103,10 @@ def test_proposals_of_maps_of_any_size():
     for size in ((4, 7), (5, 3)):
         given = inputs(*size)
         with torch.no_grad():
-            own, found = program(*given)
+            ours, found = program(*given)
             expected, expected_found = model(*given)
-        assert own.shape == (2, 60, 4) and found.sum() == expected_found.sum() > 40
-        for boxes, valid, all_expected, is_expected in zip(own, found, expected, expected_found, strict=True):
+        assert ours.shape == (2, 60, 4) and found.sum() == expected_found.sum() > 40
+        for boxes, valid, all_expected, is_expected in zip(ours, found, expected, expected_found, strict=True):
             distance = torch.cdist(boxes[valid], all_expected[is_expected], p=torch.inf)
             assert distance.min(0).values.max() < 1e-4
 
@@ -114,8 +114,8 @@ def test_proposals_of_maps_of_any_size():
 @pytest.mark.parametrize('layer', [dict(sampling_ratio=0), dict(sampling_ratio=2), dict(aligned=False)])
 def test_pooled_features(maps, layer):
     extractor = rcnn().roi_head.bbox_roi_extractor
-    for each in extractor.roi_layers:
-        each.__dict__.update(layer)
+    for roi_layer in extractor.roi_layers:
+        roi_layer.__dict__.update(layer)
     boxes = boxes_of(60) * 1.3 - 20  # the level changes at 28 pixels
     boxes[:, :4] = torch.tensor([[0, 0, 28., 28.], [5, 5, 33.0001, 33.], [0, 0, 0, 0], [-9, -9, -9, 50]])
     rois = torch.cat([torch.arange(2.)[:, None, None].expand(-1, 60, 1), boxes], -1).flatten(0, 1)
@@ -134,8 +134,8 @@ def test_detections_and_masks(maps, rcnn_cfg):
         found[1, 40:] = False
         dets, labels = postprocess.detect_regions(*run, proposals, found, torch.tensor(SIZES).float())
         masks = postprocess.segment(*run, dets, labels)
-        own = [InstanceData(bboxes=boxes[valid]) for boxes, valid in zip(proposals, found, strict=True)]
-        stock = head.predict_bbox(tuple(maps), metas(), own, head.test_cfg)
+        ours = [InstanceData(bboxes=boxes[valid]) for boxes, valid in zip(proposals, found, strict=True)]
+        stock = head.predict_bbox(tuple(maps), metas(), ours, head.test_cfg)
         for image, expected in enumerate(stock):
             number = len(expected)
             assert number > 0
@@ -143,7 +143,7 @@ def test_detections_and_masks(maps, rcnn_cfg):
             torch.testing.assert_close(dets[image, :number, 4], expected.scores, rtol=0, atol=1e-5)
             assert labels[image, :number].tolist() == expected.labels.tolist()
             rest = dets[image, number:], labels[image, number:], masks[image, number:]
-            assert all((each == 0).all() for each in rest)
+            assert all((array == 0).all() for array in rest)
             rois = torch.cat([torch.full((number, 1), float(image)), expected.bboxes], 1)
             logits = head._mask_forward(tuple(maps), rois)['mask_preds']
             probability = logits[range(number), expected.labels].sigmoid()
@@ -217,8 +217,8 @@ def test_in_parts(options):
         expected = graph(images, torch.from_numpy(sizes))
     found = (expected[0][..., 4] > 0).sum(1)
     assert not found[2] and ((found[:2] > 0).all() or options.get('rcnn_cfg', {}).get('score_thr') == 1)
-    own = DetectorInParts(graph.settings, call)(images.numpy(), sizes)
-    for tolerance, a, b in zip((2e-3, 0, 1e-4), own, expected, strict=False):
+    ours = DetectorInParts(graph.settings, call)(images.numpy(), sizes)
+    for tolerance, a, b in zip((2e-3, 0, 1e-4), ours, expected, strict=False):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b.numpy(), rtol=0, atol=tolerance)
 
@@ -229,5 +229,5 @@ def test_boxes_of_deltas(clamp):
     if clamp:
         coder.add_ctr_clamp, coder.ctr_clamp = True, clamp
     boxes, deltas = torch.rand(50, 4).cumsum(-1) * 40, torch.randn(50, 8) * 3
-    own = postprocess.decode(coder_of(coder), boxes[None], deltas[None], torch.tensor([[72., 100.]]))
-    torch.testing.assert_close(own[0], coder.decode(boxes, deltas, max_shape=(72, 100)), rtol=1e-5, atol=1e-4)
+    ours = postprocess.decode(coder_of(coder), boxes[None], deltas[None], torch.tensor([[72., 100.]]))
+    torch.testing.assert_close(ours[0], coder.decode(boxes, deltas, max_shape=(72, 100)), rtol=1e-5, atol=1e-4)

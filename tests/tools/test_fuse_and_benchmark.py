@@ -8,7 +8,7 @@ from mmunorm.checkpoints.folded import folding_of
 
 from .. import tiny_runs
 
-FILES = ['benchmark.json', 'benchmark.md', 'benchmark.png']
+FILES = ['benchmark.json', 'benchmark.md']
 
 
 def call(*arguments):
@@ -22,7 +22,7 @@ def test_classifier(classifier, tmp_path, capsys, monkeypatch):
     assert sorted(path.name for path in folder.iterdir()) == FILES
     printed = capsys.readouterr()
     text = (folder / 'benchmark.md').read_text()
-    assert text in printed.out and str(folder.relative_to(tmp_path) / 'benchmark.png') in printed.out
+    assert text in printed.out and str(folder.relative_to(tmp_path) / 'benchmark.md') in printed.out
     assert 'measuring' not in printed.err  # the bar is for terminals
     assert '| norm-free | ' in text and 'random statistics' in text and '40 x 40' in text
     result = json.loads((folder / 'benchmark.json').read_text())
@@ -31,9 +31,6 @@ def test_classifier(classifier, tmp_path, capsys, monkeypatch):
     for row in (1, 3):
         assert result['rows'][row]['output_difference']['relative'] < 1e-4
     assert result['fusion']['folded'] == 7 and result['fusion']['kept'] == 0
-    from PIL import Image
-    with Image.open(folder / 'benchmark.png') as image:
-        assert image.width > 1000
 
 
 @pytest.mark.slow

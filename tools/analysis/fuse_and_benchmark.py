@@ -2,9 +2,8 @@
 import argparse
 from pathlib import Path
 
-from mmunorm.benchmark.folding import Settings, run_benchmark
+from mmunorm.benchmark.folding import Settings, markdown, run_benchmark
 from mmunorm.benchmark.output import write_results
-from mmunorm.benchmark.table import chart, markdown
 from mmunorm.cli.arguments import (
     add_config_arguments,
     add_device_argument,
@@ -61,10 +60,7 @@ def main(argv=None):
     if args.save:
         out_file(args.save, '--save', args.checkpoint)
     result = run_benchmark(cfg, settings, args.checkpoint, title=work_dir.name, save=args.save)
-    text = markdown(result)
-    print(text)
-    for path in write_results(result, text, chart(result), out, 'benchmark'):
-        print(f'written: {path}')
+    write_results(result, markdown(result), out, 'benchmark')
     if args.save:
         print(f'written: {args.save}')
     return result

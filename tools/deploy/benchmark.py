@@ -7,7 +7,7 @@ import copy
 import tempfile
 from pathlib import Path
 
-from mmunorm.benchmark.files import chart, markdown, measure_formats
+from mmunorm.benchmark.files import markdown, measure_formats
 from mmunorm.benchmark.output import write_results
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import (
@@ -21,7 +21,7 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.export import PARTS, loaded_model
-from mmunorm.deploy.features import WithRest
+from mmunorm.deploy.exported import WithRest
 from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.images import batch_of
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
@@ -108,10 +108,7 @@ def main(argv=None):
             return test_metrics(cfg, model, title)
 
         result = measure_formats(subjects, formats, arrays, metrics_of, args.repeat)
-    text = markdown(result)
-    print(text)
-    for path in write_results(result, text, chart(result), out, 'formats'):
-        print(f'written: {path}')
+    write_results(result, markdown(result), out, 'formats')
     return result
 
 

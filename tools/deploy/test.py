@@ -14,8 +14,7 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import load_model
-from mmunorm.deploy.exported import ExportedModel
-from mmunorm.deploy.features import WithRest
+from mmunorm.deploy.exported import ExportedModel, WithRest
 from mmunorm.engine.calibration import test_metrics
 from mmunorm.utils import PreflightError, write_text
 

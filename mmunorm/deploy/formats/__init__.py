@@ -6,10 +6,9 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from ...utils import PreflightError, nearest
-from .base import REGISTERED, Format, Session, Variant, need
+from .base import REGISTERED, Format, Session, Variant
 
-__all__ = ['FORMATS', 'VARIANTS', 'Format', 'Session', 'Variant', 'find_format', 'format_of', 'need', 'open_file',
-           'table']
+__all__ = ['FORMATS', 'VARIANTS', 'Format', 'Session', 'Variant', 'find_format', 'format_of', 'table']
 
 for _module in iter_modules(__path__):
     import_module(f'{__name__}.{_module.name}')
@@ -29,11 +28,7 @@ def table() -> str:
 
 
 def find_format(name: str) -> Format:
-    """The format of a name such as 'onnx'.
-
-    Raises:
-        PreflightError: the format is unknown.
-    """
+    """The format of a name such as 'onnx'. Raises a PreflightError if it is unknown."""
     if name not in FORMATS:
         raise PreflightError(f'--format must be one of {", ".join(FORMATS)}, got {name!r}'
                              f'{nearest(name.lower(), FORMATS)}')
@@ -41,11 +36,7 @@ def find_format(name: str) -> Format:
 
 
 def format_of(path: str | Path) -> Format:
-    """The format of a file, by its suffix.
-
-    Raises:
-        PreflightError: the suffix is unknown, or `path` is no path.
-    """
+    """The format of a file, by its suffix. Raises a PreflightError if that is unknown, or `path` is no path."""
     if not isinstance(path, (str, Path)):
         raise PreflightError(f'path: must be that of a file, such as model.onnx, got {type(path).__name__}.')
     for form in sorted(FORMATS.values(), key=lambda form: -len(form.suffixes[0])):
@@ -53,8 +44,3 @@ def format_of(path: str | Path) -> Format:
             return form
     suffixes = ' or '.join(form.suffixes[0] for form in FORMATS.values())
     raise PreflightError(f'an exported model must have the suffix {suffixes}, got {path}.')
-
-
-def open_file(path: str | Path, threads: int | None = None) -> Session:
-    """Opens an exported model; its format is given by the suffix. Raises the errors of :meth:`Format.open`."""
-    return format_of(path).open(Path(path), threads)

@@ -31,12 +31,8 @@ DISTRIBUTIONS = {'ethosu': 'ethos-u-vela'}  # of packages with another name than
 
 
 class Session(ABC):
-    """An opened model.
-
-    Attributes:
-        meta (dict | None): metadata of the file, see :func:`describe_model`; None if it has none.
-    """
-    meta: dict | None
+    """An opened model."""
+    meta: dict | None  # metadata of the file, see :func:`describe_model`; None if it has none
 
     @abstractmethod
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -52,7 +48,7 @@ class Variant:
 
 
 class Format(ABC):
-    """A runtime and its files."""
+    """A runtime and its files; `path` is always that of the file to open."""
     name: str  # value of `--format`
     suffixes: tuple[str, ...]  # of its files; the first is that of the file to open
     runtime: str  # label of the runtime
@@ -89,17 +85,14 @@ class Format(ABC):
         return self.int8_kinds[0] if int8 == '' else int8
 
     def check_model(self, model: Exportable) -> None:
-        """Checks that this format supports a model.
-
-        Raises:
-            PreflightError: it does not.
-        """
-        if model.meta['task'] == 'features' and 'features' not in self.tasks:
-            having = [other.name for other in REGISTERED.values() if other.is_offered and 'features' in other.tasks]
-            raise PreflightError(f'--format {self.name} has no --parts backbone: {" and ".join(having)} have.')
-        if model.meta['task'] not in self.tasks:
+        """Raises a PreflightError if this format does not support a model."""
+        task = model.meta['task']
+        if task == 'features' and task not in self.tasks:
+            others = ' and '.join(form.name for form in REGISTERED.values() if form.is_offered and task in form.tasks)
+            raise PreflightError(f'--format {self.name} has no --parts backbone: {others} have.')
+        if task not in self.tasks:
             raise PreflightError(f'--format {self.name} supports {" and ".join(self.tasks)}, but '
-                                 f'{model.meta["model"]} would be {model.meta["task"]}.')
+                                 f'{model.meta["model"]} would be {task}.')
 
     def needs_images(self, int8: str | None) -> bool:
         """Whether a kind of INT8 needs training images for calibration."""
@@ -111,7 +104,7 @@ class Format(ABC):
         """Writes a model as files with the stem of `path`.
 
         Args:
-            model (Exportable): the result of :func:`prepare_export`.
+            model (Exportable): the result of :func:`prepare_export`, of one of the `tasks`.
             path (Path): path of the file to open.
             half (bool): weights in float16. Defaults to False.
             int8 (str, optional): one of `int8_kinds`.
@@ -163,8 +156,8 @@ class Format(ABC):
         return []
 
     def files(self, path: Path) -> list[Path]:
-        """All files of an exported model, given the path of the one to open."""
-        return [path.with_suffix(suffix) for suffix in self.suffixes]
+        """All files of an exported model."""
+        return [path.with_name(path.name.removesuffix(self.suffixes[0]) + suffix) for suffix in self.suffixes]
 
     def size(self, path: Path, model: Exportable) -> int:
         """Size of the files of an exported model in bytes."""
@@ -185,18 +178,18 @@ def register_format(cls: type[Format]) -> type[Format]:
 def need(*packages: str, install: str = '') -> None:
     """Raises a PreflightError with the command to install them if one of these packages is missing.
 
-    `install` is the command beside mmpretrain. Otherwise pip gets their names, with the releases that mmunorm was tried
-    with.
+    Beside mmpretrain that is `install`; otherwise pip gets their names, with the releases that mmunorm was tried with.
     """
     missing = [package for package in packages if find_spec(package) is None]
-    if missing and (not install or lacks('mmpretrain')):
+    if not missing:
+        return
+    if not install or lacks('mmpretrain'):
         names = [DISTRIBUTIONS.get(package, package.replace('_', '-')) for package in missing]
         with suppress(PackageNotFoundError):
             known = {re.split('[^A-Za-z0-9-]', line)[0]: line.partition(';')[0] for line in requires('mmunorm') or ()}
             names = [known.get(name, name) for name in names]
         install = f'pip install {shlex.join(names)}'
-    if missing:
-        raise PreflightError(f"missing: {', '.join(missing)}; install with {install}")
+    raise PreflightError(f"missing: {', '.join(missing)}; install with {install}")
 
 
 @contextmanager

@@ -68,10 +68,6 @@ class EthosU(LiteRt):
                     ('flash', 'off_chip_flash_memory_used')) if float(summary[key])),
                 f'operators left to the CPU: {counted(on_cpu)}']
 
-    def files(self, path: Path) -> list[Path]:
-        stem = path.name.removesuffix(self.suffixes[0])
-        return [path.with_name(stem + suffix) for suffix in self.suffixes]
-
     def _integers(self, path: Path) -> Path:
         return path.with_name(path.name.replace('.vela', '.integers'))
 

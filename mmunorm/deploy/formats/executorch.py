@@ -44,7 +44,6 @@ class ExecuTorch(Format):
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
         if half or model.open_shapes:
             raise PreflightError(f'--{"half" if half else "dynamic"} is not supported by --format executorch.')
-        self.check_model(model)
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower

@@ -63,12 +63,13 @@ class LiteRtSession(Session):
 
     def call(self, part: str, array: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs of a signature by name, for any number of images or regions; all are float32."""
-        (name, taken), given = self.input_of(part), self._parts[part].get_output_details()
-        outs = {key: [np.zeros((0, *detail['shape'][1:]), np.float32)] for key, detail in given.items()}
-        for start in range(0, len(array), taken['shape'][0]):
-            batch = array[start:start + taken['shape'][0]]
-            out = self._parts[part](**{name: to_type(filled(batch, taken['shape'][0]), taken)})
-            for key, detail in given.items():
+        (name, source), targets = self.input_of(part), self._parts[part].get_output_details()
+        outs = {key: [np.zeros((0, *detail['shape'][1:]), np.float32)] for key, detail in targets.items()}
+        number = source['shape'][0]
+        for start in range(0, len(array), number):
+            batch = array[start:start + number]
+            out = self._parts[part](**{name: to_type(filled(batch, number), source)})
+            for key, detail in targets.items():
                 outs[key].append(from_type(out[key][:len(batch)], detail))
         return {key: np.concatenate(batches) for key, batches in outs.items()}
 
@@ -88,9 +89,9 @@ class LiteRt(Format):
 
     def check_model(self, model: Exportable) -> None:
         super().check_model(model)
-        if isinstance(model.graph, DetectorGraph):
-            from ..rcnn.parts import check_parts
-            check_parts(model.graph)
+        if isinstance(model.graph, DetectorGraph) and model.graph.pixels.enhancing is not None:
+            raise PreflightError(f'this format does not support {type(model.graph.pixels.enhancing).__name__}, whose '
+                                 'output would depend on the padding.')
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
@@ -145,11 +146,7 @@ class Programs(dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]):
 
     @cached_property
     def content(self) -> bytes:
-        """The file in floating point.
-
-        Raises:
-            PreflightError: LiteRT's converter cannot export it.
-        """
+        """The file in floating point. Raises a PreflightError if LiteRT's converter cannot export it."""
         import litert_torch
         converter = litert_torch
         for name, (program, sample) in self.items():
@@ -163,10 +160,7 @@ def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
     """The signatures of a model; `for_integers` in a form that suits 8 bits.
 
     A classifier is one signature, from `images` `(N, H, W, 3)`, 0 to 255, to `logits`; a detector is those of
-    :func:`mmunorm.deploy.rcnn.parts.parts_of`.
-
-    Raises:
-        PreflightError: torch cannot export it.
+    :func:`mmunorm.deploy.rcnn.parts.parts_of`. Raises a PreflightError if torch cannot export it.
     """
     graph, images = with_edge_layers(model.graph), model.inputs[0]
     if isinstance(graph, DetectorGraph):
@@ -213,18 +207,12 @@ def write_float(programs: Programs, path: Path, meta: dict) -> None:
 
 def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], detector: dict | None = None,
              takes_pixels: bool = True) -> None:
-    """Rewrites a file in INT8, or with weights in float16, by Google's AI Edge Quantizer.
+    """Rewrites a floating-point file with a kind of INT8, or 'half', by Google's AI Edge Quantizer.
 
-    Args:
-        path (Path): path of the floating-point file.
-        kind (str): 'half', or one of `LiteRt.int8_kinds`.
-        samples: batches of the model's inputs for calibration. Some of them are held out to choose the statistic of
-            `ranges.CHOICES` that makes the file with the highest SNR; then the ranges are of all of them.
-        detector (dict, optional): of a detector, the result of :func:`mmunorm.deploy.rcnn.parts.settings_of`.
-        takes_pixels (bool): whether its input is an image's bytes.
-
-    Raises:
-        PreflightError: a full-integer file still has a floating-point tensor.
+    Some of the calibration batches `samples` are held out to choose the statistic of `ranges.CHOICES` that makes the
+    file with the highest SNR; then the ranges are of all of them. `detector` has the settings of a detector, and with
+    `takes_pixels` the input is an image's bytes. Raises a PreflightError if a full-integer file still has a
+    floating-point tensor.
     """
     recipe = recipe_of(kind)
     if kind in ('half', *LiteRt.uncalibrated):

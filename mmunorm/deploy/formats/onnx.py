@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ from ..exportable import Exportable, exporting
 from ..graphs import DetectorGraph
 from ..layouts import LOWEST
 from ..progress import stage
-from .base import KEY, Format, Session, Variant, register_format
+from .base import KEY, Format, Session, Variant, register_format, silent
 
 LARGEST_HALF = 65504.
 # The quantized operators. Without Add and Mul, which would quantize the residual stream to 8 bits.
@@ -58,12 +57,9 @@ class Onnx(Format):
         write_onnx(model, path)
         if int8:
             stage('quantizing')
-            quantize_file(path, path, (dict(zip(model.graph.inputs, arrays, strict=True)) for arrays in samples))
+            quantize_file(path, (dict(zip(model.graph.inputs, arrays, strict=True)) for arrays in samples))
         if half:
-            import onnx
-            content = onnx.load(path)
-            store_as_half(content.graph)
-            onnx.save(content, path)
+            store_as_half(path)
 
     def load(self, path: Path, threads: int | None) -> OnnxSession:
         return OnnxSession(path, threads)
@@ -162,22 +158,25 @@ def _nms_translation() -> dict:
     return {torch.ops.mmunorm.nms_mask.default: to_onnx}
 
 
-def store_as_half(graph) -> None:
-    """Stores the weights of an `onnx.GraphProto` in float16, in place; runtimes cast them to float32 on loading.
+def store_as_half(path: Path) -> None:
+    """Stores the weights of a file in float16; runtimes cast them to float32 on loading.
 
     Only the weights are rounded, because box coordinates need a higher precision than float16. (onnxruntime's
     `convert_float_to_float16` also computes in float16.) Vectors and values beyond the range of float16 are unchanged.
     """
+    import onnx
     from onnx import TensorProto, helper, numpy_helper
-    for tensor in graph.initializer:
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
         values, name = numpy_helper.to_array(tensor), tensor.name
         if values.dtype == np.float32 and values.ndim > 1 and np.abs(values).max(initial=0.) <= LARGEST_HALF:
             tensor.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f'{name}_half'))
-            graph.node.insert(0, helper.make_node('Cast', [tensor.name], [name], to=TensorProto.FLOAT))
+            model.graph.node.insert(0, helper.make_node('Cast', [tensor.name], [name], to=TensorProto.FLOAT))
+    onnx.save(model, path)
 
 
-def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[str, np.ndarray]]) -> None:
-    """Quantizes an ONNX file to INT8; `inputs` are calibration batches by input name.
+def quantize_file(path: str | Path, inputs: Iterable[dict[str, np.ndarray]]) -> None:
+    """Quantizes a file to INT8; `inputs` are calibration batches by input name.
 
     ONNX Runtime uses its integer kernels. Linear layers output floating point; convolutions output 8 bits, because
     their kernel supports nothing else. Weights use 7 bits, for CPUs without VNNI. Products of two activations stay in
@@ -185,7 +184,7 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-    model = onnx.load(source)
+    model = onnx.load(path)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     in_float = {node.name for node in model.graph.node
                 if node.name.startswith(IN_FLOAT)
@@ -200,25 +199,19 @@ def quantize_file(source: str | Path, path: str | Path, inputs: Iterable[dict[st
         def get_next(self):
             return next(batches, None)
 
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it recommends a step that the exporter already did
-    try:
+    with silent():  # it recommends a step that the exporter already did
         quantize_static(
             model, path, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=INT8_OPERATORS,
             nodes_to_exclude=sorted(in_float),
             extra_options=dict(OpTypesToExcludeOutputQuantization=['Gemm', 'MatMul']))
-    finally:
-        logger.setLevel(level)
 
 
 def separate_inputs(graph, in_float: Iterable[str] = ()) -> None:
-    """Inserts an Identity before each linear layer and convolution whose input has other consumers, in place.
+    """Inserts an Identity before each layer in INT8 whose input has other consumers, in place.
 
     The quantizer replaces a tensor for all of its consumers. Without this, a layer that consumes the residual stream,
-    such as one after a folded norm, would quantize the stream to 8 bits. The runtime removes the Identity. Nodes with
-    the names `in_float` are unchanged.
+    such as one after a folded norm, would quantize the stream to 8 bits. The runtime removes the Identity.
     """
     from onnx import helper
     readers = Counter(name for node in graph.node for name in node.input)
@@ -236,9 +229,9 @@ def separate_inputs(graph, in_float: Iterable[str] = ()) -> None:
 def keep_matmuls(graph) -> None:
     """Reshapes the bias of a matrix product with three or more dimensions to `(1, 1, C)`, in place.
 
-    ONNX Runtime fuses a MatMul and an Add with a bias `(C, )` to a Gemm before it looks for quantizers. It has no
-    integer kernel for a Gemm with a floating-point bias: it would dequantize the weights in every run, which is slower
-    than float. A separate MatMul becomes a MatMulIntegerToFloat. The `graph` must have inferred shapes.
+    ONNX Runtime fuses a MatMul and an Add with a bias `(C, )` to a Gemm, for which it has no integer kernel: it would
+    dequantize the weights in every run. A separate MatMul becomes a MatMulIntegerToFloat. The `graph` must have
+    inferred shapes.
     """
     from onnx import TensorProto
     producers = {name: node for node in graph.node for name in node.output}

@@ -7,7 +7,6 @@ from mmdet.models.detectors import SingleStageDetector, TwoStageDetector
 from mmdet.models.task_modules.coders.delta_xywh_bbox_coder import DeltaXYWHBBoxCoder
 from torch import Tensor, nn
 
-from ...utils import PreflightError
 from ..edge import fold_pixels
 from ..graphs import DetectorGraph, Pixels
 
@@ -16,11 +15,7 @@ REGIONS = dict(heads=100, masks=20)
 
 
 class Features(nn.Module):
-    """From pixels to the inputs of the proposals.
-
-    Without `sizes`, its normalization also changes the padding: images must be padded with the pixel that normalizes to
-    `pad_value`.
-    """
+    """From pixels to the inputs of the proposals."""
 
     def __init__(self, detector: nn.Module, pixels: Pixels):
         super().__init__()
@@ -33,11 +28,11 @@ class Features(nn.Module):
         self.num_maps = max((len(extractor.roi_layers) for extractor in extractors), default=0)
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
-        """`(N, 3, H, W)` float32, 0 to 255, to tensors `(N, ..., h, w)` for each level.
+        """`(N, 3, H, W)` float32, 0 to 255, to tensors for each level.
 
-        Returns:
-            `map0`, ... the feature maps `(N, C, h, w)` of RoI heads; `score0`, ... the logits of the anchors
-            `(N, A * classes, h, w)`; `delta0`, ... their deltas `(N, 4 * A, h, w)`.
+        Without `sizes`, images must be padded with the pixel that normalizes to `pad_value`. Returns `map0`, ... the
+        feature maps `(N, C, h, w)` of RoI heads; `score0`, ... the logits of the anchors `(N, A * classes, h, w)`;
+        `delta0`, ... their deltas `(N, 4 * A, h, w)`.
         """
         maps = self.neck(self.backbone(self.pixels(images) if sizes is None else self.pixels.padded(images, sizes)))
         scores, deltas = self.dense_head(maps)
@@ -93,15 +88,10 @@ def region_networks(detector: nn.Module) -> dict[str, nn.Module]:
 
 
 def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-    """The networks of a detector as parts of a file, channels last, each with a sample of its input.
+    """`features` and :func:`region_networks` as parts of a file, channels last, each with a sample of its input.
 
-    They are `features`, and those of :func:`region_networks`. `images` is a sample `(N, 3, H, W)` float32. The
-    normalization of pixels is folded into the first layer; `graph` is unchanged.
-
-    Raises:
-        PreflightError: see :func:`check_parts`.
+    The normalization of pixels is folded into the first layer. `images` is a sample `(N, 3, H, W)` float32.
     """
-    check_parts(graph)
     parts = dict(features=(fold_pixels(graph.features, images), dict(images=images.permute(0, 2, 3, 1).contiguous())))
     if graph.networks:
         settings = graph.settings
@@ -114,13 +104,6 @@ def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module,
 
 def _regions(pool: dict, number: int) -> dict[str, Tensor]:
     return dict(regions=torch.zeros(number, *pool['output_size'], pool['channels']))
-
-
-def check_parts(graph: DetectorGraph) -> None:
-    """Raises a PreflightError if a detector cannot be split into parts."""
-    if graph.pixels.enhancing is not None:
-        raise PreflightError(f'this format does not support {type(graph.pixels.enhancing).__name__}, whose output '
-                             'would depend on the padding.')
 
 
 def settings_of(detector: nn.Module, pixels: Pixels) -> dict:

@@ -30,9 +30,8 @@ def detect(settings: dict, run: Run, features: dict[str, Tensor], sizes: Tensor)
         sizes (Tensor): height and width without padding, `(N, 2)`.
 
     Returns:
-        `dets` `(N, K, 5)` float32, x1 y1 x2 y2 and score, by descending score; `labels` `(N, K)` int64; with masks
-        also `masks` `(N, K, h, w)` float32, probabilities in the area of each box. Entries after the last detection
-        are 0.
+        `dets` `(N, K, 5)` float32, x1 y1 x2 y2 and score, the best first; `labels` `(N, K)` int64; with masks also
+        `masks` `(N, K, h, w)` float32, probabilities in the area of each box. All are 0 after the last detection.
     """
     levels = candidates(settings, features, sizes)
     if not settings['stages']:
@@ -175,8 +174,8 @@ def decode(coder: dict, boxes: Tensor, deltas: Tensor, sizes: Tensor) -> Tensor:
 def pool(cfg: dict, maps: list[Tensor], boxes: Tensor) -> Tensor:
     """`SingleRoIExtractor.forward`: the features `(N * P, C, h, w)` in boxes `(N, P, 4)`.
 
-    Each level pools all boxes, and boxes of other levels are replaced by empty ones, which have no samples and cost
-    almost no time. mmdet gathers the boxes of each level, whose number depends on the image.
+    Each level pools all boxes: those of other levels are empty ones, which cost almost no time. mmdet gathers the boxes
+    of each level, whose number depends on the image.
     """
     batch, number = boxes.shape[:2]
     index = torch.arange(batch, dtype=boxes.dtype)[:, None].expand(-1, number).reshape(-1, 1)
@@ -201,15 +200,10 @@ def roi_levels(boxes: Tensor, finest_scale: int, num_levels: int) -> Tensor:
 
 
 def nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """The boxes that greedy NMS keeps in each of `B` sets: `(B, M)` float32, 1 for a box that is kept, else 0.
+    """Greedy NMS in each of `B` sets of boxes `(B, M, 4)`: `(B, M)` float32, 1 for a box that is kept, else 0.
 
-    It is a custom operator so that ONNX gets one NonMaxSuppression node for all sets: torchvision's takes one set, and
-    the number of indices that it returns depends on the data.
-
-    Args:
-        boxes (Tensor): `(B, M, 4)` float32, x1 y1 x2 y2.
-        scores (Tensor): `(B, M)` float32; boxes with score 0 are padding.
-        iou_threshold (float): a box is dropped if its IoU with a kept one is above this.
+    Boxes with a score of 0 are padding. It is a custom operator so that ONNX gets one NonMaxSuppression node for all
+    sets: torchvision's takes one set, and the number of indices that it returns depends on the data.
     """
     return torch.ops.mmunorm.nms_mask(boxes, scores, iou_threshold)
 
