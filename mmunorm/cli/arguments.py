@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -100,40 +100,22 @@ def _is_given(flag: str, argv: Sequence[str]) -> bool:
     return any(len(argument) > 3 and flag.startswith(argument) for argument in argv)
 
 
-def positive(text: str, least: int = 1) -> int:
-    """An argument that is a whole number of at least 1, for argparse's `type`."""
-    value = int(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f'must be at least {least}, got {value}')
-    return value
+def bounded(kind: type, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """A `type` of argparse: whole numbers or floats from `low` to `high`."""
+    def number(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high:
+            limits = f'at least {low}' if high == math.inf else f'from {low} to {high}'
+            raise argparse.ArgumentTypeError(f'must be {limits}, got {text}')
+        return value
+
+    return number
 
 
-def threads(text: str) -> int:
-    """An argument that is a number of threads, for argparse's `type`; thousands would hang or exhaust the machine."""
-    if (value := positive(text)) > 1024:
-        raise argparse.ArgumentTypeError(f'must be at most 1024, got {value}')
-    return value
-
-
-def not_negative(text: str) -> int:
-    """An argument that is a whole number of at least 0, for argparse's `type`."""
-    return positive(text, least=0)
-
-
-def positive_number(text: str) -> float:
-    """An argument that is a finite number above 0, for argparse's `type`."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f'must be a finite number above 0, got {text}')
-    return value
-
-
-def share(text: str) -> float:
-    """An argument that is a number from 0 to 1, for argparse's `type`."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f'must be from 0 to 1, got {text}')
-    return value
+positive = bounded(int, 1)
+not_negative = bounded(int, 0)
+threads = bounded(int, 1, 1024)  # thousands would hang or exhaust the machine
+share = bounded(float, 0, 1)
 
 
 def device(text: str) -> str:
@@ -141,8 +123,7 @@ def device(text: str) -> str:
     try:
         torch.empty(0, device=text)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA raises an AssertionError
-        reason = f'torch sees {torch.cuda.device_count()} GPUs' if text.startswith('cuda') else one_line(error)
-        raise argparse.ArgumentTypeError(f'must be such as cpu or cuda:0, got {text!r}: {reason}') from None
+        raise argparse.ArgumentTypeError(f'must be such as cpu or cuda:0, got {text!r}: {one_line(error)}') from None
     return text
 
 
@@ -204,9 +185,6 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
 
     The option `pretrained` also sets the initial weights of the backbone. With a norm, `work_dir` is set if the config
     has none.
-
-    Raises:
-        PreflightError: the file is missing or has an error, an option does not fit it, or a norm is wrong.
     """
     package, _, name = str(path).rpartition('::')
     if package and (spec := find_spec(package)):  # as in `_base_`
@@ -278,11 +256,7 @@ def set_dataloader_defaults(cfg: Config) -> None:
 
 
 def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
-    """The folder of an option such as `--out`, created if it is missing.
-
-    Raises:
-        PreflightError: the path is a file or inside a file, or is not writable.
-    """
+    """The folder of an option such as `--out`, created if it is missing."""
     folder = Path(path)
     if path == '':
         raise PreflightError(f"{option} '': it must be a folder.")
@@ -296,11 +270,7 @@ def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
 
 
 def out_file(path: str | os.PathLike, option: str, *inputs: str) -> None:
-    """Checks that an option such as `--out` names a writable file; creates its folder if it is missing.
-
-    Raises:
-        PreflightError: the path is a folder, a device or one of the `inputs`, or is not writable.
-    """
+    """Checks that an option such as `--out` names a writable file; creates its folder if it is missing."""
     out_folder(Path(path).parent, option)
     try:
         written_file(path)

@@ -71,11 +71,7 @@ def _write(image: np.ndarray, text: str, x: int, y: int, colour: Sequence[int]) 
 
 
 def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tuple[Path, Path]]:
-    """The images at `source` with the paths of their drawings under `out_dir`.
-
-    Raises:
-        PreflightError: there are no images, or a drawing would overwrite its image.
-    """
+    """The images at `source` with the paths of their drawings under `out_dir`."""
     source, out_dir = Path(source), Path(out_dir)
     root = source if source.is_dir() else source.parent
     # Not Path.resolve, which raises an error on a circular link.
@@ -101,9 +97,6 @@ def draw_images(images: Sequence[tuple[Path, Path]],
     `predict(path, image)` returns the drawing of an image and the predictions; images are uint8 BGR. With `save_pred`,
     the predictions are written to `out_dir/preds/NAME.json`, as by mmdet's `DetInferencer`. `loading` are arguments of
     :func:`read_image`, with which the model reads its images.
-
-    Raises:
-        PreflightError: none could be drawn, or two images would have one file of predictions.
     """
     preds = {path: Path(out_dir, 'preds', out_file.relative_to(out_dir)).with_suffix('.json')
              for path, out_file in images}
