@@ -10,15 +10,18 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
+from mmengine.hooks import CheckpointHook
+from mmengine.runner import Runner
 
 from ..checkpoints.unpickling import restricted
 from ..config.presets import HELP, apply_norm, check_norms, use_map_forms
@@ -33,13 +36,19 @@ from ..utils import (
     error_text,
     is_first_process,
     is_interruption,
+    misspelt,
     one_line,
     print_held_back,
     quiet_console,
+    warn,
     written_file,
 )
 from .annotations import completed_annotations
-from .options import READ, warn_of_unread
+
+# What runners read of their config besides their own arguments, and what the tools read.
+_READ = {*signature(Runner).parameters, 'activation_checkpointing', 'compile', 'efficient_conv_bn_eval',
+         'find_unused_parameters', 'model_wrapper_cfg', 'pretrained', 'runner_type', 'strategy', 'sync_bn', 'tta_model',
+         'tta_pipeline'}
 
 
 def command(main):
@@ -211,14 +220,14 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         _merge(cfg, path, options)
     use_map_forms(cfg)
     check_norms(cfg)
-    warn_of_unread(cfg, options or ())
+    _warn_of_unread(cfg, options or ())
     return cfg
 
 
 def _merge(cfg: Config, path: str, options: dict | None) -> None:
     if not options:
         return
-    for key in {option.partition('.')[0] for option in options} - {*cfg, *READ}:
+    for key in {option.partition('.')[0] for option in options} - {*cfg, *_READ}:
         if similar := get_close_matches(key, cfg, cutoff=0.8):  # new keys are allowed
             raise PreflightError(f'--cfg-options {key}: {path} has no such key; did you mean {similar[0]}?')
     try:
@@ -229,6 +238,25 @@ def _merge(cfg: Config, path: str, options: dict | None) -> None:
         if not isinstance(options['pretrained'], (str, type(None))):
             raise PreflightError(f"--cfg-options pretrained={options['pretrained']!r}: must be a checkpoint or None.")
         set_pretrained(cfg, options['pretrained'])
+
+
+def _warn_of_unread(cfg: Config, options: Iterable[str]) -> None:
+    """Warns of each option with a key that neither mmengine nor mmunorm reads, such as `lr` at the top.
+
+    A misspelt argument of CheckpointHook is an error: the hook takes it, and fails at the first checkpoint.
+    """
+    for key in options:
+        top, place, name = key.partition('.')[0], *key.rpartition('.')[::2]
+        if place == 'default_hooks.checkpoint' and (problem := misspelt(place, {name: None}, CheckpointHook)):
+            raise PreflightError(f'--cfg-options {problem}')
+        if top in _READ:
+            continue
+        words = set(re.findall('[a-z]+', key))
+        similar = [path for path, _ in walk({part: cfg[part] for part in cfg if part in _READ})
+                   if path.rpartition('.')[2] == name]
+        similar.sort(key=lambda path: (-len(words.intersection(re.findall('[a-z]+', path))), path.count('.')))
+        hint = f'did you mean {" or ".join(similar[:3])}?' if similar else 'the setting has no effect.'
+        warn(f'--cfg-options {key}: nothing reads this key; {hint}')
 
 
 def prepare(cfg: Config, args: argparse.Namespace) -> None:
