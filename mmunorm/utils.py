@@ -68,8 +68,6 @@ def plural(number: int, noun: str) -> str:
 
 def misspelt(place: str, arguments: Mapping, cls: type) -> str:
     """A message on an argument that `cls` does not take, if it takes one of a similar name, or ''."""
-    if any(hasattr(base.__init__, '__wrapped__') for base in cls.__mro__):
-        return ''  # mmcv's decorators accept older names, such as deformable_groups
     known = {name for base in cls.__mro__ for name in signature(base.__init__).parameters}
     for name in arguments:
         if name not in known | {'type', '_scope_'} and (found := get_close_matches(name, known, n=1)):

@@ -18,7 +18,6 @@ from mmunorm.deploy.graphs import Pixels
 from mmunorm.engine import calibration
 from mmunorm.norms import UN, RepBN, convert_sync
 from mmunorm.norms.sync import Ranks
-from projects.paper.paper.norm_record import NormRecordWriter
 
 from . import tiny_runs
 from .versions import needs_fused_adamw
@@ -73,16 +72,6 @@ def test_residual_step(run):
     assert all(row['to_post_norm']['value'] > 0 for row in rows)
 
 
-@pytest.mark.parametrize(('name', 'arguments', 'said'), [
-    ('shifted_light', ['--models', 'foo'], "takes NAME=CONFIG:CHECKPOINT, got 'foo'"),
-    ('train_step', ['--arch', 'nope'], "invalid choice: 'nope'"),
-    *((name, ['--device', 'nope'], 'must be such as cpu') for name in ('train_step', 'norm_layers', 'fuse_models'))])
-def test_wrong_arguments_are_one_line(name, arguments, said, script, capsys):
-    with pytest.raises(SystemExit):
-        script(name).main(arguments)
-    assert said in capsys.readouterr().err
-
-
 def test_shifted_light(script, tmp_path):
     config, checkpoint, _ = tiny_runs.untrained_classifier(tmp_path)
     light = script('shifted_light')
@@ -95,51 +84,12 @@ def test_shifted_light(script, tmp_path):
     assert usual.float().mean() > 10 and (dark - 0.4 * usual).abs().max() <= 1
 
 
-@needs_fused_adamw
-@pytest.mark.slow
-def test_train_step(run):
-    config = str(tiny_runs.ROOT / 'configs/digits/swin_un_classifier.py')
-    printed, rows = run('train_step', '--config', config, '--batch', '1', '--size', '32', '--amp', 'none', 'bf16')
-    assert 'eager, float32, UN' in printed
-    assert [(row['norm'], row['amp']) for row in rows] == [
-        ('LN', None), ('UN', None), ('LN', 'bf16'), ('UN', 'bf16')]
-    assert all(row['to_ln']['value'] > 0 for row in rows)
-
-
 def test_the_signal_through_initial_weights(script, tmp_path, capsys):
     script('initial_signal').main(
         ['--layers', '3', '--width', '64', '--samples', '8', '--out', str(tmp_path / 'a.png')])
     assert min(Image.open(tmp_path / 'a.png').size) > 500
     left = {name: float(value) for name, value in re.findall('(.*): ([0-9.e-]+)\n', capsys.readouterr().out)}
     assert left["torch's own, ReLU"] < 0.1 and 0.3 < left['He, ReLU'] < 3 and 0.7 < left['SecondMoment, SELU'] < 1.4
-
-
-def test_the_figure_of_speed_has_one_order_of_formats_and_the_machine_with_most(script, monkeypatch):
-    speed, figures = script('deployed_speed'), []
-    monkeypatch.setattr(speed, 'save', lambda figure, path: figures.append(figure))
-    speed.main(['--draw'])
-    panels = figures[0].axes
-    assert [axes.get_title().partition(', ')[2] for axes in panels] == [
-        f'{cpu}, 1 thread' for cpu in ('Intel Xeon', 'Intel Xeon', 'AMD EPYC', 'AMD EPYC')]
-    labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in panels]
-    assert labels[0][::10] == ['torch eager', 'LiteRT INT8, full-integer'] and labels == [labels[0]] * 4
-    said = [text.get_text() for text in panels[3].texts]
-    assert said == ['not measured'] * 3 + ['1.50x'], 'the other differences are within the control'
-
-
-@pytest.mark.slow
-def test_the_cost_of_a_record_has_its_writing_in_it(script, monkeypatch):
-    overhead, appended = script('recording_overhead'), []
-    append = NormRecordWriter.append
-
-    def spy(self, steps, *values):
-        append(self, steps, *values)
-        appended.append(len(steps))
-
-    monkeypatch.setattr(NormRecordWriter, 'append', spy)
-    model = overhead.build(overhead.DIGITS, dict(type='UN', warmup_iters=1), classes=10, channels=384)
-    overhead.measure(model, 2, 32, 2, 'cpu')
-    assert appended == [100]
 
 
 @pytest.mark.slow
@@ -171,25 +121,13 @@ def test_bytes_are_those_that_a_norm_communicates(norm, script, monkeypatch):
         'sync_cost').bytes_a_step(layer)
 
 
-@pytest.mark.parametrize('row, config', [('Swin-T, classifier', 'swin_t_un_imagenet'),
-                                         ('Swin-T, detector', 'swin_t_un_maskrcnn_3x')])
-def test_the_table_of_swin_t(row, config, script):
-    sync_cost = script('sync_cost')
-    text = (tiny_runs.ROOT / 'docs/results/training.md').read_text()
-    documented = re.search(rf'^\| {row} \|(.*)\|$', text, re.MULTILINE)[1]
-    norms, total, gradients = sync_cost.cost(sync_cost.build_backbone(config))
-    expected = [norms, 2 * norms, total, round(100 * total / gradients, 2),
-                *(round(sync_cost.sent_a_step(total, ranks)) for ranks in (2, 8, 64))]
-    assert [float(re.sub('[,%]', '', cell)) for cell in documented.split('|')] == expected
-
-
 def test_the_vit_receives_what_torchvision_makes_of_a_photograph(script, tmp_path):
     for package in ('onnx', 'onnxruntime', 'timm'):
         pytest.importorskip(package)
     photograph = np.random.default_rng(0).integers(0, 256, (256, 256, 3), dtype=np.uint8)
     Image.fromarray(photograph).save(tmp_path / 'a_0.png')
     of_timm, real_vit = script('adapt_vit'), script('real_vit')
-    mean, std = (each.flatten().tolist() for each in (of_timm.MEAN, of_timm.STD))
+    mean, std = (value.flatten().tolist() for value in (of_timm.MEAN, of_timm.STD))
     crops, _ = of_timm.load_crops(tmp_path)
     wanted = normalize(to_tensor(photograph[16:240, 16:240]), mean, std)[None]
     torch.testing.assert_close(of_timm.normalized(crops), wanted)
@@ -252,11 +190,3 @@ def test_a_failing_compiler_is_a_row_and_rows_are_kept(chips, monkeypatch, tmp_p
     rows = list(chips.new_rows(args, {('DeiT-S', 'UN', 'BM1688', 'F16')}))
     assert rows == [dict(network='DeiT-S', norm='LN', chip='BM1688', precision='F16', compiler='tpu_mlir 1.30.2',
                          error='UNREACHABLE executed at C.cpp:4!')]
-
-
-def test_a_missing_compiler_is_one_line(chips, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(chips, 'ROOT', tmp_path)
-    monkeypatch.setattr(chips, 'write_network', lambda *_: None)
-    with pytest.raises(SystemExit):
-        chips.main(['--networks', 'DeiT-S', '--chips', 'BM1688', '--out', str(tmp_path / 'rows.jsonl')])
-    assert ".venv-sophgo with tpu_mlir 1.30.2 is missing: 'make chips' builds it." in capsys.readouterr().err

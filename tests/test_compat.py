@@ -11,11 +11,11 @@ from .versions import CPUGradScaler
 
 
 def test_in_backward_pass():
-    seen = []
+    found = []
     x = torch.ones(2, requires_grad=True)
-    x.register_hook(lambda dx: seen.append(compat.in_backward_pass()))
+    x.register_hook(lambda dx: found.append(compat.in_backward_pass()))
     x.sum().backward()
-    assert seen == [True] and not compat.in_backward_pass()
+    assert found == [True] and not compat.in_backward_pass()
 
 
 @pytest.mark.parametrize('weighted', [False, True])

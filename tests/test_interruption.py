@@ -5,8 +5,6 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from mmunorm import interruption
 from mmunorm.cli.arguments import command
 
@@ -39,23 +37,18 @@ def interrupt(tmp_path, script):
         return process.wait(30), process.stderr.read()
 
 
-def test_a_tool_ends_with_one_line(tmp_path):
-    assert interrupt(tmp_path, tiny_runs.ROOT / 'tools/train.py') == (130, 'interrupted\n')
-
-
-@pytest.mark.parametrize('tool', TOOLS, ids=lambda path: str(path.relative_to(tiny_runs.ROOT)))
-def test_a_tool_imports_mmunorm_before_other_packages(tool):
-    for node in ast.parse(tool.read_text()).body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            package = (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).partition('.')[0]
-            if package not in sys.stdlib_module_names:
-                assert package == 'mmunorm'
-                return
-
-
-def test_the_installed_command_ends_with_one_line(tmp_path):
+def test_a_tool_and_the_installed_command_end_with_one_line(tmp_path):
     (tmp_path / 'mmunorm').write_text('from mmunorm.__main__ import main\nmain()\n')
-    assert interrupt(tmp_path, tmp_path / 'mmunorm') == (130, 'interrupted\n')
+    for script in (tiny_runs.ROOT / 'tools/train.py', tmp_path / 'mmunorm'):
+        assert interrupt(tmp_path, script) == (130, 'interrupted\n')
+
+
+def test_a_tool_imports_mmunorm_before_other_packages():
+    for tool in TOOLS:
+        names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+                 for node in ast.parse(tool.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        packages = [name.partition('.')[0] for name in names]
+        assert next(name for name in packages if name not in sys.stdlib_module_names) == 'mmunorm', tool
 
 
 def test_a_script_of_a_user_is_python_s_own_matter(tmp_path):

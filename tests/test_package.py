@@ -1,10 +1,8 @@
 """The wheel, as `pip install` unpacks it, beside nothing of the repository."""
-import ast
 import re
 import subprocess
 import sys
 import zipfile
-from graphlib import TopologicalSorter
 
 import pytest
 from mmengine.config import Config
@@ -85,29 +83,3 @@ def test_an_old_torch_is_one_clear_line():
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
         'ImportError: mmunorm needs torch 2.1 or newer, and this Python has 2.0.1+cu117.')
-
-
-def test_packages_do_not_import_each_other_in_a_circle():
-    """Imports inside functions count too; those for a type checker alone do not."""
-    graph = {}
-    for file in (tiny_runs.ROOT / 'mmunorm').rglob('*.py'):
-        parts = file.relative_to(tiny_runs.ROOT).with_suffix('').parts
-        package, (room, *_) = parts[:-1], parts[1:]
-        if len(parts) > 2 or room not in ('__init__', '__main__'):  # these two import everything
-            graph.setdefault(room, set()).update(_imported(ast.parse(file.read_text()), package) - {room})
-    graph = {room: rooms & graph.keys() for room, rooms in graph.items()}
-    TopologicalSorter(graph).prepare()  # raises a CycleError that names the circle
-
-
-def _imported(node, package):
-    """The packages and modules directly in mmunorm that a file of `package` imports."""
-    if isinstance(node, ast.If) and 'TYPE_CHECKING' in ast.unparse(node.test):
-        return set()
-    names = []
-    if isinstance(node, ast.Import):
-        names = [alias.name for alias in node.names]
-    elif isinstance(node, ast.ImportFrom):
-        base = [*package[:len(package) + 1 - node.level], node.module] if node.level else [node.module]
-        names = ['.'.join([*filter(None, base), alias.name]) for alias in node.names]
-    rooms = {name.split('.')[1] for name in names if name.startswith('mmunorm.')}
-    return rooms.union(*(_imported(child, package) for child in ast.iter_child_nodes(node)))

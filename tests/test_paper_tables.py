@@ -39,6 +39,8 @@ def test_a_command_builds_a_model_of_its_norm(command, monkeypatch):
     norm = args.norm or ('LN' if re.search('_ln[_.]', args.config) else 'UN')
     if 'translation' in args.config:
         cfg.model.backbone.update(vocab_size=8, arch=SMALL)
+    else:
+        tiny_runs.shrink(cfg)
     expected = presets.parse_preset(norm)[1]
     norms = [module for module in build_model(cfg).modules() if isinstance(module, (Norm, nn.LayerNorm))]
     assert len(norms) > 10 and {type(module) for module in norms} == {MODELS.get(expected.pop('type'))}

@@ -31,13 +31,7 @@ def test_a_run_shows_what_concerns_its_user_and_its_log_has_all(classifier, tmp_
     assert all(word in log.read_text() for word in CHATTER[1:4])
 
 
-def test_verbose_shows_all(classifier, in_a_folder, capsys):
-    tiny_runs.call('train', classifier[0], '--verbose')
-    shown = capsys.readouterr().out
-    assert all(word in shown for word in CHATTER[1:4])
-
-
-def test_verbose_shows_what_the_import_has_held_back(capsys):
+def test_verbose_shows_all_also_what_the_import_has_held_back(classifier, in_a_folder, capsys):
     with quiet_imports():
         mmengine.logging.print_log('Could not import OneDL')
         mmengine.logging.print_log('something else')
@@ -46,6 +40,9 @@ def test_verbose_shows_what_the_import_has_held_back(capsys):
     first, second, *others, last = capsys.readouterr().out.splitlines()
     assert (first, second, last) == ('something else', 'main', 'main')
     assert 'Could not import OneDL' in others
+    tiny_runs.call('train', classifier[0], '--verbose')
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in CHATTER[1:4])
 
 
 def test_annotations_are_read_silently(tmp_path, capsys):
@@ -86,7 +83,7 @@ def test_importing_it_changes_nothing_in_other_packages():
                 for key, value in list(vars(module).items()):
                     found[name, key] = value
                     if type(value) is type and value.__module__ == name:
-                        found.update({(name, key, inner): each for inner, each in vars(value).items()})
+                        found.update({(name, key, inner): value for inner, value in vars(value).items()})
             return found
 
         before, filters, finders = snapshot(), [*warnings.filters], [*sys.meta_path]
@@ -96,8 +93,8 @@ def test_importing_it_changes_nothing_in_other_packages():
         after = snapshot()
         changed = [key for key, value in before.items() if key not in after or after[key] is not value]
         assert not changed, changed
-        assert all(each in warnings.filters for each in filters)
-        assert all(each.__module__ == 'mmunorm.ops' for each in sys.meta_path if each not in finders)
+        assert all(entry in warnings.filters for entry in filters)
+        assert all(finder.__module__ == "mmunorm.ops" for finder in sys.meta_path if finder not in finders)
         import mmdet.datasets
         for name, module in sys.modules.items():
             assert vars(module).get('print_log', logging.print_log) is logging.print_log, name

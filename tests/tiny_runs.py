@@ -96,7 +96,7 @@ def call(tool, *arguments):
         return tool.main([str(argument) for argument in arguments])
     finally:
         # Left to the garbage collector, each worker takes five seconds to end.
-        for workers in [each for each in gc.get_objects() if type(each) is _MultiProcessingDataLoaderIter]:
+        for workers in [value for value in gc.get_objects() if type(value) is _MultiProcessingDataLoaderIter]:
             workers._shutdown_workers()
 
 
@@ -128,16 +128,26 @@ def configs_in(folder):
                   for path in folder.rglob('*.py') if '_base_' not in path.parts)
 
 
+def shrink(cfg):
+    """Gives the Swin of a config few blocks and channels, or its T2T-ViT few layers; returns the config."""
+    backbone = cfg.model.backbone
+    if backbone.type == 'UNSwinTransformer':
+        backbone.arch = dict(embed_dims=24, depths=[1] * 4, num_heads=[1, 2, 4, 8])
+    else:
+        backbone.num_layers = 4
+    return cfg
+
+
 def check_norms_and_decay(cfg, norm, least=11):
     """All norms of a config's model, `least` of them, are `norm`, and have no weight decay; other weights have some."""
     model = build_model(cfg)
     norms = [module for module in model.modules() if isinstance(module, (Norm, nn.LayerNorm))]
-    assert len(norms) >= least and {type(each) for each in norms} == {MODELS.get(norm.upper())}
+    assert len(norms) >= least and {type(norm) for norm in norms} == {MODELS.get(norm.upper())}
     wrapper = build_optim_wrapper(model, cfg.optim_wrapper)
     decay = {id(parameter): group['weight_decay'] for group in wrapper.optimizer.param_groups
              for parameter in group['params']}
     assert len(decay) == sum(parameter.requires_grad for parameter in model.parameters())
-    assert {decay[id(parameter)] for each in norms for parameter in each.parameters()
+    assert {decay[id(parameter)] for layer in norms for parameter in layer.parameters()
             if parameter.requires_grad} == {0.0}
     assert max(decay.values()) == cfg.optim_wrapper.optimizer.weight_decay
 

@@ -32,15 +32,15 @@ class _Calls(torch.autograd.Function):
 def sees_slices():
     """Whether a TorchFunctionMode sees that a parameter is sliced; that of torch 2.1 does not."""
     class Mode(TorchFunctionMode):
-        seen = False
+        found = False
 
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            self.seen |= getattr(func, '__name__', '') == '__getitem__'
+            self.found |= getattr(func, '__name__', '') == '__getitem__'
             return func(*args, **(kwargs or {}))
 
     with Mode() as mode:
         nn.Parameter(torch.ones(4))[:2]
-    return mode.seen
+    return mode.found
 
 
 @cache

@@ -21,11 +21,7 @@ def parse_args(argv=None):
 
 
 def average(paths):
-    """The mean of the checkpoints' weights, and the `meta` of the last.
-
-    Raises:
-        PreflightError: a checkpoint cannot be read, or belongs to another model than the first.
-    """
+    """The mean of the checkpoints' weights, and the `meta` of the last."""
     sums, shapes = {}, None
     for path in tqdm(paths, desc='reading', unit='checkpoint', disable=None):
         content = read_checkpoint(path)

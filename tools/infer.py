@@ -11,14 +11,11 @@ from mmunorm.cli.arguments import (
     positive,
     share,
 )
-from mmunorm.cli.images import draw_images, drawing_scale, find_images
+from mmunorm.cli.images import draw_images, draw_objects, find_images, label_objects
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
 from mmunorm.deploy.images import loading_of
 from mmunorm.utils import PreflightError, plural
 
-import cv2
-import mmcv
-import torch
 from mmengine.registry import MODELS, TRANSFORMS
 
 
@@ -39,32 +36,25 @@ def parse_args(argv=None):
 
 
 class Detector:
-    """mmdet's detector and visualizer."""
+    """mmdet's detector."""
 
     def __init__(self, cfg, checkpoint, device, score_thr):
         from mmdet.apis import inference_detector, init_detector
         from mmdet.structures.mask import encode_mask_results
-        from mmdet.visualization import DetLocalVisualizer
         self.encode_masks = encode_mask_results
         self.infer = inference_detector
         self.model = init_detector(cfg, checkpoint, device=device)
         load_weights(self.model, checkpoint)  # mmdet would accept one of another model
-        self.visualizer = DetLocalVisualizer(alpha=0.5)  # translucent masks
-        self.visualizer.dataset_meta = self.model.dataset_meta
         self.score_thr = score_thr
         self.best_scores = []
 
-    def draw(self, path, image, out_file):
-        result = self.infer(self.model, str(path)).cpu()
-        prediction = self._prediction(result.pred_instances)
-        self.best_scores.append(max(prediction['scores'], default=0))
-        scale = drawing_scale(*image.shape[:2])
-        image = mmcv.imrescale(image, scale)
-        self._enlarge(result.pred_instances, *image.shape[:2], scale)
-        self.visualizer.add_datasample(
-            path.name, image[..., ::-1], result, draw_gt=False, pred_score_thr=self.score_thr,
-            out_file=str(out_file))
-        return prediction
+    def predict(self, path, image):
+        found = self.infer(self.model, str(path)).pred_instances.cpu().numpy()
+        self.best_scores.append(found.scores.max(initial=0))
+        shown = found[found.scores >= self.score_thr]
+        objects = label_objects(self.model.dataset_meta['classes'], shown.labels, shown.scores, shown.bboxes,
+                                shown.get('masks'))
+        return draw_objects(image, objects), self._prediction(found)
 
     def summarize(self):
         """Prints how many images have no object that was drawn."""
@@ -73,47 +63,33 @@ class Detector:
             print(f'{len(empty)} of {plural(len(self.best_scores), "image")}: 0 objects from {self.score_thr}, best '
                   f'{max(empty):.2f} (lower --pred-score-thr)')
 
-    def _prediction(self, instances):
-        """As mmdet's DetInferencer gives it: masks in COCO's run-length encoding."""
-        prediction = {key: instances[key].tolist() for key in ('labels', 'scores', 'bboxes')}
-        if 'masks' in instances:
-            encoded = self.encode_masks(instances.masks.numpy())
+    def _prediction(self, found):
+        """As mmdet's DetInferencer writes it: masks in COCO's run-length encoding."""
+        prediction = {key: found[key].tolist() for key in ('labels', 'scores', 'bboxes')}
+        if 'masks' in found:
+            encoded = self.encode_masks(found.masks)
             prediction['masks'] = [{**mask, 'counts': mask['counts'].decode()} for mask in encoded]
         return prediction
 
-    @staticmethod
-    def _enlarge(instances, height, width, scale):
-        instances.bboxes = instances.bboxes * scale
-        if 'masks' in instances:
-            masks = instances.masks[:, None].float()
-            if len(masks):  # torch cannot resize an empty batch
-                masks = torch.nn.functional.interpolate(masks, (height, width), mode='bilinear')
-            instances.masks = masks.reshape(-1, height, width) > 0.5
-
 
 class Classifier:
-    """mmpretrain's classifier and visualizer."""
+    """mmpretrain's classifier."""
 
     def __init__(self, cfg, checkpoint, device):
         from mmpretrain import ImageClassificationInferencer
-        from mmpretrain.visualization import UniversalVisualizer
         self.inferencer = ImageClassificationInferencer(cfg, pretrained=checkpoint, device=device)
         load_weights(self.inferencer.model, checkpoint)  # mmpretrain would accept one of another model
-        self.visualizer = UniversalVisualizer()
         # Data sets of arrays, such as CIFAR, are RGB; mmcv loads files as BGR.
         pipeline = cfg.test_dataloader.dataset.pipeline
         self.load = next((TRANSFORMS.build(step) for step in pipeline if step.type.endswith('LoadImageFromFile')), None)
 
-    def draw(self, path, image, out_file):
-        rgb = image[..., ::-1]
-        loaded = self.load(dict(img_path=str(path)))['img'] if self.load else rgb  # mmpretrain would load it otherwise
-        batch = next(self.inferencer.preprocess([loaded]))
-        result = self.inferencer.forward(batch)[0]
-        self.visualizer.visualize_cls(
-            rgb, result, classes=self.inferencer.classes, draw_gt=False,
-            rescale_factor=drawing_scale(*image.shape[:2]), out_file=str(out_file))
-        prediction, = self.inferencer.postprocess([result], [])
-        return {**prediction, 'pred_scores': prediction['pred_scores'].tolist()}
+    def predict(self, path, image):
+        # mmpretrain would load the image otherwise than the config says.
+        loaded = self.load(dict(img_path=str(path)))['img'] if self.load else image[..., ::-1]
+        result = self.inferencer.forward(next(self.inferencer.preprocess([loaded])))
+        prediction, = self.inferencer.postprocess(result, [])
+        objects = label_objects(self.inferencer.classes or (), [prediction['pred_label']], [prediction['pred_score']])
+        return draw_objects(image, objects), {**prediction, 'pred_scores': prediction['pred_scores'].tolist()}
 
 
 class ModelDrawing:
@@ -122,12 +98,12 @@ class ModelDrawing:
     def __init__(self, cfg, checkpoint, device):
         self.model = load_model(cfg, checkpoint).to(device)
 
-    def draw(self, path, image, out_file):
-        cv2.imwrite(str(out_file), self.model.draw(image))
+    def predict(self, path, image):
+        return self.model.draw(image), None
 
 
-def build_visualizer(cfg, args):
-    """The model of the config with the visualizer of its library."""
+def build_predictor(cfg, args):
+    """The model of the config, with a method `predict`."""
     with clear_build_errors():
         if hasattr(MODELS.get(cfg.model.get('of', cfg.model.type)), 'draw'):
             return ModelDrawing(cfg, args.checkpoint, args.device)
@@ -146,14 +122,14 @@ def main(argv=None):
     cfg = load_config(args.config, args.cfg_options, args.norm)
     match_folded(cfg, args.checkpoint)
     out_folder(args.out_dir, '--out-dir')
-    visualizer = build_visualizer(cfg, args)
+    predictor = build_predictor(cfg, args)
     loading = loading_of(cfg.test_dataloader.dataset.pipeline) if cfg.get('test_dataloader') else {}
     if loading:  # drawn in colour, and turned as the model sees it
         kept = 'color_ignore_orientation' if loading['flag'] == 'unchanged' else loading['flag']
         loading['flag'] = kept.replace('grayscale', 'color')
-    draw_images(images, visualizer.draw, args.out_dir, not args.no_save_pred, loading)
-    if isinstance(visualizer, Detector):
-        visualizer.summarize()
+    draw_images(images, predictor.predict, args.out_dir, not args.no_save_pred, loading)
+    if isinstance(predictor, Detector):
+        predictor.summarize()
 
 
 if __name__ == '__main__':

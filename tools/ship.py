@@ -228,7 +228,7 @@ def main(argv=None):
         metrics[EXACT if args.to == EXACT else 'trained and folded'] = shipping.newest_metrics(args.out / 'folded')
     measured = args.out / 'speed/formats.json'
     outcome = ship_report.Outcome(
-        steps=steps, adapt_steps=args.adapt_steps, file=file, row=shipping.form_of(chosen.name, int8),
+        steps=steps, file=file, row=shipping.form_of(chosen.name, int8),
         usage=usage_of(args, chosen, recipe, checkpoint, file), metrics=metrics,
         result=json.loads(measured.read_text()) if measured.exists() else None, left=left)
     runners = {}

@@ -103,11 +103,7 @@ def checksum(path: Path) -> str:
 
 
 def is_finished(recipe: Recipe, entries: dict[str, dict]) -> bool:
-    """Whether the list has the model and its weights are unchanged.
-
-    Raises:
-        PreflightError: its recipe or its weights have changed.
-    """
+    """Whether the list has the model and its weights are unchanged."""
     entry = entries.get(recipe.name)
     if entry is None:
         return False

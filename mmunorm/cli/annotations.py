@@ -46,11 +46,7 @@ class Use:
 
 
 def check_annotations(path: str, uses: Iterable[Use]) -> list[str]:
-    """Reads a COCO file and checks it for all of its uses; returns warnings.
-
-    Raises:
-        PreflightError: mmdet cannot use the file, or would use it wrongly. The message names the first wrong entry.
-    """
+    """Reads a COCO file and checks it for all of its uses; returns warnings."""
     try:
         content = _read(path)
         for use in uses:
@@ -68,8 +64,7 @@ def check_annotations(path: str, uses: Iterable[Use]) -> list[str]:
 def check_evaluator(evaluator: str, paths: Sequence[str]) -> None:
     """Checks that an evaluator's COCO file has the images of the data sets' files, with the same ids and file names.
 
-    Raises:
-        PreflightError: it has others. Their objects would count as missed, or be compared with another image's.
+    The objects of others would count as missed, or be compared with those of another image.
     """
     its, theirs = ({image['id']: os.path.basename(image['file_name']) for path in group
                     for image in _read(path)['images']} for group in ([evaluator], paths))

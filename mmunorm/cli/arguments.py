@@ -10,15 +10,18 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
+from mmengine.hooks import CheckpointHook
+from mmengine.runner import Runner
 
 from ..checkpoints.unpickling import restricted
 from ..config.presets import HELP, apply_norm, check_norms, use_map_forms
@@ -33,13 +36,19 @@ from ..utils import (
     error_text,
     is_first_process,
     is_interruption,
+    misspelt,
     one_line,
     print_held_back,
     quiet_console,
+    warn,
     written_file,
 )
 from .annotations import completed_annotations
-from .options import READ, warn_of_unread
+
+# What runners read of their config besides their own arguments, and what the tools read.
+_READ = {*signature(Runner).parameters, 'activation_checkpointing', 'compile', 'efficient_conv_bn_eval',
+         'find_unused_parameters', 'model_wrapper_cfg', 'pretrained', 'runner_type', 'strategy', 'sync_bn', 'tta_model',
+         'tta_pipeline'}
 
 
 def command(main):
@@ -100,40 +109,22 @@ def _is_given(flag: str, argv: Sequence[str]) -> bool:
     return any(len(argument) > 3 and flag.startswith(argument) for argument in argv)
 
 
-def positive(text: str, least: int = 1) -> int:
-    """An argument that is a whole number of at least 1, for argparse's `type`."""
-    value = int(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f'must be at least {least}, got {value}')
-    return value
+def bounded(kind: type, low: float, high: float = math.inf) -> Callable[[str], float]:
+    """A `type` of argparse: whole numbers or floats from `low` to `high`."""
+    def number(text: str) -> float:
+        value = kind(text)
+        if not low <= value <= high:
+            limits = f'at least {low}' if high == math.inf else f'from {low} to {high}'
+            raise argparse.ArgumentTypeError(f'must be {limits}, got {text}')
+        return value
+
+    return number
 
 
-def threads(text: str) -> int:
-    """An argument that is a number of threads, for argparse's `type`; thousands would hang or exhaust the machine."""
-    if (value := positive(text)) > 1024:
-        raise argparse.ArgumentTypeError(f'must be at most 1024, got {value}')
-    return value
-
-
-def not_negative(text: str) -> int:
-    """An argument that is a whole number of at least 0, for argparse's `type`."""
-    return positive(text, least=0)
-
-
-def positive_number(text: str) -> float:
-    """An argument that is a finite number above 0, for argparse's `type`."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f'must be a finite number above 0, got {text}')
-    return value
-
-
-def share(text: str) -> float:
-    """An argument that is a number from 0 to 1, for argparse's `type`."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f'must be from 0 to 1, got {text}')
-    return value
+positive = bounded(int, 1)
+not_negative = bounded(int, 0)
+threads = bounded(int, 1, 1024)  # thousands would hang or exhaust the machine
+share = bounded(float, 0, 1)
 
 
 def device(text: str) -> str:
@@ -141,8 +132,7 @@ def device(text: str) -> str:
     try:
         torch.empty(0, device=text)
     except (RuntimeError, AssertionError) as error:  # torch without CUDA raises an AssertionError
-        reason = f'torch sees {torch.cuda.device_count()} GPUs' if text.startswith('cuda') else one_line(error)
-        raise argparse.ArgumentTypeError(f'must be such as cpu or cuda:0, got {text!r}: {reason}') from None
+        raise argparse.ArgumentTypeError(f'must be such as cpu or cuda:0, got {text!r}: {one_line(error)}') from None
     return text
 
 
@@ -204,9 +194,6 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
 
     The option `pretrained` also sets the initial weights of the backbone. With a norm, `work_dir` is set if the config
     has none.
-
-    Raises:
-        PreflightError: the file is missing or has an error, an option does not fit it, or a norm is wrong.
     """
     package, _, name = str(path).rpartition('::')
     if package and (spec := find_spec(package)):  # as in `_base_`
@@ -233,14 +220,14 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         _merge(cfg, path, options)
     use_map_forms(cfg)
     check_norms(cfg)
-    warn_of_unread(cfg, options or ())
+    _warn_of_unread(cfg, options or ())
     return cfg
 
 
 def _merge(cfg: Config, path: str, options: dict | None) -> None:
     if not options:
         return
-    for key in {option.partition('.')[0] for option in options} - {*cfg, *READ}:
+    for key in {option.partition('.')[0] for option in options} - {*cfg, *_READ}:
         if similar := get_close_matches(key, cfg, cutoff=0.8):  # new keys are allowed
             raise PreflightError(f'--cfg-options {key}: {path} has no such key; did you mean {similar[0]}?')
     try:
@@ -251,6 +238,25 @@ def _merge(cfg: Config, path: str, options: dict | None) -> None:
         if not isinstance(options['pretrained'], (str, type(None))):
             raise PreflightError(f"--cfg-options pretrained={options['pretrained']!r}: must be a checkpoint or None.")
         set_pretrained(cfg, options['pretrained'])
+
+
+def _warn_of_unread(cfg: Config, options: Iterable[str]) -> None:
+    """Warns of each option with a key that neither mmengine nor mmunorm reads, such as `lr` at the top.
+
+    A misspelt argument of CheckpointHook is an error: the hook takes it, and fails at the first checkpoint.
+    """
+    for key in options:
+        top, place, name = key.partition('.')[0], *key.rpartition('.')[::2]
+        if place == 'default_hooks.checkpoint' and (problem := misspelt(place, {name: None}, CheckpointHook)):
+            raise PreflightError(f'--cfg-options {problem}')
+        if top in _READ:
+            continue
+        words = set(re.findall('[a-z]+', key))
+        similar = [path for path, _ in walk({part: cfg[part] for part in cfg if part in _READ})
+                   if path.rpartition('.')[2] == name]
+        similar.sort(key=lambda path: (-len(words.intersection(re.findall('[a-z]+', path))), path.count('.')))
+        hint = f'did you mean {" or ".join(similar[:3])}?' if similar else 'the setting has no effect.'
+        warn(f'--cfg-options {key}: nothing reads this key; {hint}')
 
 
 def prepare(cfg: Config, args: argparse.Namespace) -> None:
@@ -278,11 +284,7 @@ def set_dataloader_defaults(cfg: Config) -> None:
 
 
 def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
-    """The folder of an option such as `--out`, created if it is missing.
-
-    Raises:
-        PreflightError: the path is a file or inside a file, or is not writable.
-    """
+    """The folder of an option such as `--out`, created if it is missing."""
     folder = Path(path)
     if path == '':
         raise PreflightError(f"{option} '': it must be a folder.")
@@ -296,11 +298,7 @@ def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
 
 
 def out_file(path: str | os.PathLike, option: str, *inputs: str) -> None:
-    """Checks that an option such as `--out` names a writable file; creates its folder if it is missing.
-
-    Raises:
-        PreflightError: the path is a folder, a device or one of the `inputs`, or is not writable.
-    """
+    """Checks that an option such as `--out` names a writable file; creates its folder if it is missing."""
     out_folder(Path(path).parent, option)
     try:
         written_file(path)

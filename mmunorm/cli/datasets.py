@@ -52,11 +52,7 @@ def leaf_datasets(cfg: Config, split: str) -> list[dict]:
 
 
 def classes_of(dataset: dict) -> tuple[str, ...]:
-    """The names of a data set's classes in the config, else those of its type; empty if neither has any.
-
-    Raises:
-        PreflightError: `classes` is one text, and no file of names.
-    """
+    """The names of a data set's classes in the config, else those of its type; empty if neither has any."""
     meta = {**getattr(class_of(dataset), 'METAINFO', {}), **_configured(dataset)}
     names = meta.get('thing_classes') or meta.get('classes') or ()
     if isinstance(names, str):
@@ -73,11 +69,7 @@ def _configured(dataset: dict) -> dict:
 
 
 def check_classes(cfg: Config, splits: Sequence[str]) -> None:
-    """Compares the class names of all data sets, those of their folders, and their number with the model's heads.
-
-    Raises:
-        PreflightError: they differ, so that labels would mean other classes, or exceed those of the model.
-    """
+    """Compares the class names of all data sets, those of their folders, and their number with the model's heads."""
     if {'language_model', 'tracker'} & {*cfg.get('model', {})}:
         return  # the classes are texts, or only some of those of MOTChallenge
     first: dict[str, tuple[str, tuple[str, ...]]] = {}  # where names were seen first, and the names

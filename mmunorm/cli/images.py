@@ -27,18 +27,21 @@ class Object:
     mask: np.ndarray | None = None  # `(height, width)` bool
 
 
+def label_objects(classes: Sequence[str], labels, scores, boxes=None, masks=None) -> list[Object]:
+    """Objects with the name and the score of their class as text; without boxes, classes of the whole image."""
+    missing = [None] * len(labels)
+    return [Object(int(label), f'{classes[label] if label < len(classes) else label} {score:.2f}', box, mask)
+            for label, score, box, mask in zip(labels, scores, missing if boxes is None else boxes,
+                                               missing if masks is None else masks, strict=True)]
+
+
 def objects_in(runner, image: np.ndarray, score_thr: float) -> list[Object]:
     """The predictions of an exported model for an image, uint8 BGR; objects with at least the score `score_thr`."""
-    def text(label: int, score: float) -> str:
-        return f'{runner.classes[label] if label < len(runner.classes) else label} {score:.2f}'
-
     if not runner.is_detector:
         scores = runner.classify(image)
-        return [Object(int(scores.argmax()), text(int(scores.argmax()), scores.max()))]
+        return label_objects(runner.classes, [scores.argmax()], [scores.max()])
     result = runner.detect(image, score_thr)
-    masks = result.masks if result.masks is not None else [None] * len(result.boxes)
-    return [Object(int(label), text(int(label), score), box, mask)
-            for label, score, box, mask in zip(result.labels, result.scores, result.boxes, masks, strict=True)]
+    return label_objects(runner.classes, result.labels, result.scores, result.boxes, result.masks)
 
 
 def draw_objects(image: np.ndarray, objects: Sequence[Object]) -> np.ndarray:
@@ -68,11 +71,7 @@ def _write(image: np.ndarray, text: str, x: int, y: int, colour: Sequence[int]) 
 
 
 def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tuple[Path, Path]]:
-    """The images at `source` with the paths of their drawings under `out_dir`.
-
-    Raises:
-        PreflightError: there are no images, or a drawing would overwrite its image.
-    """
+    """The images at `source` with the paths of their drawings under `out_dir`."""
     source, out_dir = Path(source), Path(out_dir)
     root = source if source.is_dir() else source.parent
     # Not Path.resolve, which raises an error on a circular link.
@@ -90,16 +89,14 @@ def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tup
     return [(path, out_dir / path.relative_to(root)) for path in images[:limit]]
 
 
-def draw_images(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.ndarray, Path], dict | None],
+def draw_images(images: Sequence[tuple[Path, Path]],
+                predict: Callable[[Path, np.ndarray], tuple[np.ndarray, dict | None]],
                 out_dir: str, save_pred: bool = False, loading: dict | None = None) -> None:
     """Draws the images of :func:`find_images`, and prints which ones were skipped and why.
 
-    `draw(path, image, out_file)` writes the drawing of an image, which is uint8 BGR, and returns the predictions. With
-    `save_pred`, these are written to `out_dir/preds/NAME.json`, as by mmdet's `DetInferencer`. `loading` are those
-    arguments of :func:`read_image` with which the model reads its images.
-
-    Raises:
-        PreflightError: none could be drawn, or two images would have one file of predictions.
+    `predict(path, image)` returns the drawing of an image and the predictions; images are uint8 BGR. With `save_pred`,
+    the predictions are written to `out_dir/preds/NAME.json`, as by mmdet's `DetInferencer`. `loading` are arguments of
+    :func:`read_image`, with which the model reads its images.
     """
     preds = {path: Path(out_dir, 'preds', out_file.relative_to(out_dir)).with_suffix('.json')
              for path, out_file in images}
@@ -113,14 +110,16 @@ def draw_images(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.nd
         if image is None:
             skipped.append(f'{path}: not readable as an image')
             continue
+        try:
+            drawing, prediction = predict(path, image)
+            content = cv2.imencode(out_file.suffix, drawing)[1]
+        except cv2.error as error:
+            height, width = image.shape[:2]
+            skipped.append(f'{path} ({width} x {height} pixels): {image_problem(error)}')
+            continue
         out_file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out_file) as part:
-            try:
-                prediction = draw(path, image, part)
-            except cv2.error as error:
-                height, width = image.shape[:2]
-                skipped.append(f'{path} ({width} x {height} pixels): {image_problem(error)}')
-                continue
+            part.write_bytes(content)
         if save_pred and prediction:
             preds[path].parent.mkdir(parents=True, exist_ok=True)
             write_text(preds[path], json.dumps(prediction))
@@ -132,10 +131,7 @@ def draw_images(images: Sequence[tuple[Path, Path]], draw: Callable[[Path, np.nd
 
 
 def drawing_scale(height: int, width: int) -> float:
-    """The factor to enlarge an image before drawing: to a short side of 512, and a long side of at most 2048.
-
-    The visualizers' lines and letters have a fixed size.
-    """
+    """The factor to enlarge an image before drawing: to a short side of 512, and a long side of at most 2048."""
     return max(1.0, min(512 / min(height, width), 2048 / max(height, width)))
 
 

@@ -30,11 +30,7 @@ def add_set_arguments(parser: argparse.ArgumentParser, train_images: int, more: 
 
 
 def make_data(maker: Callable, out: str, **settings):
-    """Calls a maker of a data set and returns its counts; prints that the folder exists if it returns None.
-
-    Raises:
-        PreflightError: the maker raised a ValueError that begins with the name of a setting.
-    """
+    """Calls a maker of a data set and returns its counts; prints that the folder exists if it returns None."""
     try:
         counts = maker(out=out, **settings)
     except ValueError as error:

@@ -4,20 +4,18 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import METRICS
 from mmpretrain.datasets import CIFAR10, ImageNet
-from mmpretrain.datasets.utils import check_md5
 from mmpretrain.registry import DATASETS
 
 from ..checkpoints.loading import check_checkpoint, read_checkpoint
 from ..config.pretrained import pretrained_path
 from ..config.walk import walk
-from ..utils import PreflightError, misspelt, warn
+from ..utils import PreflightError, warn
 from .annotations import Use, check_annotations, check_evaluator
 from .datasets import check_classes, class_name, class_of, classes_of, is_local, leaf_datasets
 
@@ -41,17 +39,9 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     It looks inside dataset wrappers, and at the files of evaluators. It does not check remote paths, or data sets that
     download themselves: their classes do. `splits` are some of 'train', 'val' and 'test'; a config may lack any of
     their loaders and evaluators.
-
-    Raises:
-        PreflightError: something is missing, empty or damaged, or a metric has more classes than the model or
-            a misspelt argument. The message says what, and where to get it.
     """
     parts = [(part, class_of(part, registry)) for split in splits
              for found, registry in ((leaf_datasets, DATASETS), (_metrics, METRICS)) for part in found(cfg, split)]
-    with METRICS.switch_scope_and_registry(cfg.get('default_scope')) as metrics:
-        for key, metric in walk({f'{split}_evaluator': cfg.get(f'{split}_evaluator') for split in splits}):
-            if isinstance(metric, dict) and (why := misspelt(key, metric, class_of(metric, metrics))):
-                raise PreflightError(why)
     problems = {path: (problem, cls) for part, cls in parts for path, problem in _problems(part, cls).items()}
     if problems:
         raise PreflightError(_sentence(problems))
@@ -75,10 +65,6 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
     """Checks that the checkpoints exist that the parts of the model start from, where they are local files.
 
     Whether one fits, :func:`mmunorm.config.starting.fit_pretrained` finds out.
-
-    Raises:
-        PreflightError: a checkpoint cannot be read, or does not exist. Then the message says how to start without, and
-            how to make it if the config that does so lies beside `config_path`, or in a folder beside its own.
     """
     for part in [name for name, value in cfg.model.items() if isinstance(value, dict)]:
         without, option = f'model.{part}.init_cfg', f'model.{part}.init_cfg.checkpoint'
@@ -162,41 +148,33 @@ def _is_coco(dataset: dict) -> bool:
 def _problems(part: dict, cls: type) -> dict[str, str]:
     """What is wrong with the files of a data set or a metric, by path."""
     problems = {}
-    for path, exists, problem in _expected_paths(part, cls):
+    for path, is_folder in _expected_paths(part, cls):
         path = os.path.join(part.get('data_root') or '', path)
-        if is_local(path, part) and not exists(path):
+        exists = os.path.isdir(path) and any(os.scandir(path)) if is_folder else os.path.isfile(path)
+        if is_local(path, part) and not exists:
             path = os.path.normpath(path)
-            problems[path] = problem.format(path)
+            problems[path] = f'no folder {path}, or it is empty' if is_folder else f'no file {path}'
     return problems
 
 
-def _expected_paths(part: dict, cls: type) -> Iterator[tuple[str, Callable[[str], bool], str]]:
-    """Yields each path, relative to `data_root`, the test that it exists, and the message if it does not."""
-    if issubclass(cls, CIFAR10):
-        for name, md5 in [] if part.get('download') else cls.train_list + cls.test_list:
-            yield (os.path.join(cls.base_folder, name), partial(_has_md5, md5=md5),
-                   'no file {}, or it is damaged (its MD5 sum is not the published one)')
+def _expected_paths(part: dict, cls: type) -> Iterator[tuple[str, bool]]:
+    """Yields each path, relative to `data_root`, and whether it is a folder."""
+    if issubclass(cls, CIFAR10):  # which checks the files' MD5 sums
+        files = [] if part.get('download') else cls.train_list + cls.test_list
+        yield from ((os.path.join(cls.base_folder, name), False) for name, _ in files)
         return
     if hasattr(cls, 'FILES'):
-        yield from ((part[name], os.path.isfile, 'no file {}') for name in cls.FILES if part.get(name))
+        yield from ((part[name], False) for name in cls.FILES if part.get(name))
         return
     if part.get('ann_file'):
-        yield part['ann_file'], os.path.isfile, 'no file {}'
+        yield part['ann_file'], False
     prefixes = part.get('data_prefix') or ''
     if 'split' in part:
         if not issubclass(cls, ImageNet):
             return  # the files of a split depend on the class
         prefixes = prefixes or part['split']
     for prefix in prefixes.values() if isinstance(prefixes, dict) else [prefixes]:
-        yield prefix or '', _is_filled_folder, 'no folder {}, or it is empty'
-
-
-def _is_filled_folder(path: str) -> bool:
-    return os.path.isdir(path) and any(os.scandir(path))
-
-
-def _has_md5(path: str, md5: str | None) -> bool:
-    return os.path.isfile(path) and (md5 is None or check_md5(path, md5))
+        yield prefix or '', True
 
 
 def _sentence(problems: dict[str, tuple[str, type]]) -> str:

@@ -23,9 +23,6 @@ def set_resume(cfg: Config, resume: str | None) -> None:
     A resumed run takes all its weights from the checkpoint, so that pretrained weights need not exist, and its seed if
     the config has none. If the work directory has no whole checkpoint, a warning says that the run starts at the
     beginning. If it has one and the run is not resumed, a warning says that it will be overwritten.
-
-    Raises:
-        PreflightError: the checkpoint does not exist, cannot be read, or is a folder that the run cannot use.
     """
     if resume == 'auto' or resume is None and cfg.get('resume') and cfg.get('load_from') is None:
         source, damaged = find_resumable(cfg.work_dir)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import base64
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +9,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from ..benchmark.files import main_metrics
-from ..benchmark.output import NO_DIFFERENCE, quartiles, speedup
+from ..benchmark.files import main_metrics, markdown
+from ..benchmark.output import NO_DIFFERENCE, speedup
 from ..deploy.exported import ExportedModel
 from ..utils import write_text
 from .images import Object, draw_objects, objects_in, read_image
@@ -27,7 +26,6 @@ SCORE_THR = 0.3
 class Outcome:
     """What the stages of a chain have found out."""
     steps: int  # of the training after the conversion
-    adapt_steps: int
     file: Path
     row: str | None  # of `VARIANTS`, that of the file; None if it does not run on this machine
     usage: str  # how the file is used
@@ -57,7 +55,7 @@ class Outcome:
                      if (names[row['model']], row['format'], row['error']) == (model, form, None)), None)
 
     def speed(self, row: dict) -> str:
-        """A row's speed beside LayerNorm's; empty if LayerNorm has no file."""
+        """A row's speed compared with LayerNorm's; empty if LayerNorm has no file."""
         control = self.result['control']
         return versus_layer_norm(row['to_baseline'], control and control['ratio']) if 'to_baseline' in row else ''
 
@@ -70,57 +68,18 @@ class Outcome:
                       for name, other in models.items() if name != 'LayerNorm']
             where = f'{row["label"]} on {self.result["environment"]["cpu"]}, threads: {self.result["threads"]}'
             lines.append(f'{where}. {"; ".join(speeds)}')
-        scores = dict(self.in_torch())
+        names = list(self.metrics)
+        scores = {names[0]: self.metrics[names[0]], self.name: self.metrics[names[-1]]}
         scores |= {'the file' if other is row else f'{name}, {other["label"]}': other['metrics']
                    for name, other in models.items()}
-        for key in main_metrics(next(iter(scores.values()))):
-            digits = same_digits([values[key] for values in scores.values()])
-            lines.append(f'{metric_name(key)}: ' + ', '.join(f'{name} {values[key]:.{digits}f}'
-                                                             for name, values in scores.items()))
+        for key in main_metrics(scores[names[0]]):
+            lines.append(f'{key.rpartition("/")[2]}: ' + ', '.join(
+                f'{name} {values[key]:.4g}' for name, values in scores.items()))
         if self.steps:
             lines.append(f'{self.name} had {self.steps} training steps more than LayerNorm: a part of a gain in '
                          'accuracy is theirs')
         size = f', {row["size"] / 1e6:.1f} MB' if row else ''
         return [*lines, f'{self.norms_left}{size}', self.usage]
-
-    def in_torch(self) -> dict[str, dict[str, float]]:
-        """The metrics in torch of the model with LayerNorm, if it was tested, and of the last in the chain."""
-        names = list(self.metrics)
-        return {names[0]: self.metrics[names[0]], self.name: self.metrics[names[-1]]}
-
-    def table(self) -> list[list[str]]:
-        """The rows of the first table, with its head."""
-        keys = list(main_metrics(next(iter(self.metrics.values()))))
-        rows = [(name, 'torch' if name == 'LayerNorm' else 'torch, folded', values, None)
-                for name, values in self.in_torch().items()]
-        for form in dict.fromkeys(row['format'] for row in (self.result['rows'] if self.result else [])):
-            for name in self.left:
-                if row := self.measured(name, form):
-                    is_file = (name, form) == (self.name, self.row)
-                    shown = f'{row["label"]}: {self.file.name}' if is_file else row['label']
-                    rows.append((name, shown, row['metrics'], row))
-        digits = {key: same_digits([row[2][key] for row in rows if key in row[2]]) for key in keys}
-        speeds = [row[3]['throughput']['median'] for row in rows if row[3]]
-        sizes = [row[3]['size'] / 1e6 for row in rows if row[3]]
-        cells = [['', '', *map(metric_name, keys), 'images/s', 'speed', 'MB', 'norms']]
-        for model, form, values, row in rows:
-            cells.append([model, form, *(f'{values[key]:.{digits[key]}f}' if key in values else '' for key in keys)])
-            cells[-1] += [f'{row["throughput"]["median"]:.{same_digits(speeds)}f}',
-                          self.speed(row),
-                          f'{row["size"] / 1e6:.{same_digits(sizes)}f}'] if row else [''] * 3
-            norms, scales = self.left[model]
-            cells[-1].append(str(len(norms)) + (f', {len(scales)} scales' if scales else ''))
-        return cells
-
-    def notes(self) -> list[str]:
-        """What was not measured, and what a difference of speed means."""
-        if not self.result:
-            return []
-        notes = [f'{row["model"]}, {row["label"]}: {row["error"]}' for row in self.result['rows'] if row['error']]
-        if control := self.result['control']:
-            notes.append(f'The same file in two processes: {quartiles(control["ratio"])}. Smaller differences of speed '
-                         'mean nothing.')
-        return notes
 
 
 def versus_layer_norm(ratio: dict[str, float], control: dict[str, float] | None = None) -> str:
@@ -132,17 +91,6 @@ def versus_layer_norm(ratio: dict[str, float], control: dict[str, float] | None 
     if value < 1:
         value, low, high, word = 1 / value, 1 / high, 1 / low, 'slower'
     return f'{value:.2f}x {word} than LayerNorm [{low:.2f}, {high:.2f}]'
-
-
-def metric_name(metric: str) -> str:
-    """The name of a metric without its group."""
-    return metric.rpartition('/')[2]
-
-
-def same_digits(values: Sequence[float]) -> int:
-    """Decimals that give the largest of some numbers three digits."""
-    largest = max((abs(value) for value in values if math.isfinite(value)), default=0)
-    return min(3, max(0, 2 - math.floor(math.log10(largest)))) if largest > 0 else 0
 
 
 def draw_predictions(dataset, runners: dict[str, ExportedModel]) -> list[dict[str, np.ndarray]]:
@@ -181,13 +129,12 @@ def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], 
         models['the file'] = row['metrics']
     names = [name for name in next(iter(models.values()))
              if all(values.get(name, -1) != -1 for values in models.values())]  # -1: no such objects
-    metrics = [['', *models]]
-    for name in names:
-        values = [scores[name] for scores in models.values()]
-        metrics.append([name, *(f'{value:.{same_digits(values)}f}' for value in values)])
+    metrics = [['', *models], *([name, *(f'{values[name]:.4g}' for values in models.values())] for name in names)]
+    measured = markdown(outcome.result) if outcome.result else ''
     write_text(path, render_page(
-        Path(__file__).with_name('ship.html.jinja'), title, conclusion=outcome.conclusion(), table=outcome.table(),
-        notes=outcome.notes(), metrics=metrics, losses=table_cells(losses), fusion=fusion,
+        Path(__file__).with_name('ship.html.jinja'), title, conclusion=outcome.conclusion(),
+        table=table_cells(measured), notes=[line[2:] for line in measured.splitlines() if line.startswith('- ')],
+        metrics=metrics, losses=table_cells(losses), fusion=fusion,
         images=[{name: _png(image) for name, image in versions.items()} for versions in images],
         stages=[(stage.title, str(stage), seconds.get(str(stage))) for stage in stages]))
 

@@ -10,14 +10,15 @@ from urllib.error import URLError
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
+from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import Runner
 
+from ..checkpoints.layouts import in_mmpretrain_names
 from ..checkpoints.loading import load_weights
 from ..config.models import clear_build_errors
 from ..config.walk import walk
 from ..engine.images import name_unusable_images
-from ..engine.published import PublishedNamesHook
 from ..engine.runner import norm_counts, unwrapped_model
 from ..utils import Interrupted, LocalError, PreflightError, error_text, is_interruption, one_line, warn
 from .datasets import class_name, leaf_datasets
@@ -43,11 +44,7 @@ def enable_amp(cfg: Config) -> None:
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:
-    """Turns on scaling of the learning rate by the batch size.
-
-    Raises:
-        PreflightError: the config does not say which batch size its learning rate is for.
-    """
+    """Turns on scaling of the learning rate by the batch size."""
     if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
         raise PreflightError('--auto-scale-lr needs `auto_scale_lr=dict(base_batch_size=...)` in the config: '
                              'the total batch size that its learning rate is for.')
@@ -81,11 +78,7 @@ def fuse_before_test(cfg: Config) -> None:
 
 
 def enable_tta(cfg: Config) -> None:
-    """Turns test-time augmentation on: the config's `tta_model` and `tta_pipeline`, or by default a flip.
-
-    Raises:
-        PreflightError: the config lacks them, and there is no default for its model.
-    """
+    """Turns test-time augmentation on: the config's `tta_model` and `tta_pipeline`, or by default a flip."""
     scope, lacking = cfg.get('default_scope'), [key for key in ('tta_model', 'tta_pipeline') if key not in cfg]
     if lacking and scope not in _TTA_MODELS:
         raise PreflightError(f'--tta: the config has no {lacking[0]}, and there are defaults for mmdet and mmpretrain '
@@ -107,12 +100,7 @@ def enable_tta(cfg: Config) -> None:
 
 
 def build_runner(cfg: Config) -> Runner:
-    """Builds the Runner of a config. Without a GPU, the processes of a distributed run talk over gloo.
-
-    Raises:
-        PreflightError: the config names a type that is not registered, or wrong arguments, or the processes were not
-            started by the launcher.
-    """
+    """Builds the Runner of a config. Without a GPU, the processes of a distributed run talk over gloo."""
     if _LAUNCHERS.get(cfg.launcher, 'PATH') not in os.environ:
         raise PreflightError(f'--launcher {cfg.launcher} is for processes started by '
                              f'{"torchrun" if cfg.launcher == "pytorch" else cfg.launcher}: use tools/dist_train.sh, '
@@ -128,12 +116,17 @@ def build_runner(cfg: Config) -> Runner:
     return runner
 
 
-def load_resumed(runner: Runner) -> None:
-    """Loads the checkpoint of a resumed run, which must be of the same model; mmengine would take any.
+class PublishedNamesHook(Hook):
+    """Gives a checkpoint of another project the names of mmpretrain's models, before a run loads it."""
 
-    Raises:
-        PreflightError: it is of another model.
-    """
+    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
+        weights = in_mmpretrain_names(checkpoint, unwrapped_model(runner))
+        if weights is not None:
+            checkpoint['state_dict'] = weights
+
+
+def load_resumed(runner: Runner) -> None:
+    """Loads the checkpoint of a resumed run, which must be of the same model; mmengine would take any."""
     if isinstance(runner, Runner) and runner.cfg.get('resume'):
         load_weights(unwrapped_model(runner), runner.cfg.load_from)
 
@@ -174,18 +167,10 @@ def log_summary(runner: Runner) -> None:
 
 
 def check_schedule(runner: Runner) -> None:
-    """Warns if the learning rate warms up for most of the run; `train_cfg` may be shortened, and the schedule not.
-
-    Raises:
-        PreflightError: a part of the schedule begins when the run is over, or is converted from epochs without any.
-    """
+    """Checks that a run is not shorter than its schedule; warns if the learning rate warms up for most of it."""
     schedule = runner.cfg.get('param_scheduler') or []
     for number, part in enumerate([schedule] if isinstance(schedule, dict) else schedule):
         by_epoch, key = part.get('by_epoch', True), f'param_scheduler.{number}'
-        converted = part.get('convert_to_iter_based', False)
-        if converted and not by_epoch:
-            raise PreflightError(f'{key}: convert_to_iter_based=True converts epochs, and by_epoch=False counts steps; '
-                                 f'set {key}.convert_to_iter_based=False.')
         length, unit = (runner.max_epochs, 'epochs') if by_epoch else (runner.max_iters, 'steps')
         begin, end = part.get('begin', 0), part.get('end', length)
         if end <= begin:
@@ -194,8 +179,8 @@ def check_schedule(runner: Runner) -> None:
         rises = class_name(part) == 'LinearLR' and part.get('start_factor', 1 / 3) < part.get('end_factor', 1)
         if rises and 2 * end > length:
             how = f'.end, for example to {max(1, length // 10)}' if length > 1 else (
-                f'.by_epoch=False{f", {key}.convert_to_iter_based=False" if converted else ""} and {key}.end in steps, '
-                f'for example to {max(1, runner.max_iters // 10)}')
+                f'.by_epoch=False, {key}.convert_to_iter_based=False and {key}.end in steps, for example to '
+                f'{max(1, runner.max_iters // 10)}')
             warn(f"the learning rate's warm-up takes {end} {unit}, and the run {length}: set {key}{how}.")
 
 

@@ -1,1 +1,1 @@
-"""Configs: building their models, norm presets, and initial weights."""
+"""Configs: building their models, norm presets, and initial weights. What is wrong with one is a PreflightError."""

@@ -26,11 +26,7 @@ def clear_build_errors():
 
 
 def build_model(cfg: Config) -> nn.Module:
-    """The model of a config, on the CPU, with uninitialized weights.
-
-    Raises:
-        PreflightError: a type is not registered, or an argument is wrong.
-    """
+    """The model of a config, on the CPU, with uninitialized weights."""
     init_default_scope(cfg.get('default_scope', 'mmengine'))
     model = copy.deepcopy(cfg.model)  # building adds keys
     if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
@@ -40,11 +36,7 @@ def build_model(cfg: Config) -> nn.Module:
 
 
 def load_model(cfg: Config, checkpoint: str) -> nn.Module:
-    """The model of a config with trained weights, in eval mode; folded if the checkpoint is folded.
-
-    Raises:
-        PreflightError: the checkpoint cannot be read, or belongs to another model.
-    """
+    """The model of a config with trained weights, in eval mode; folded if the checkpoint is folded."""
     match_folded(cfg, checkpoint)
     model = build_model(cfg)
     load_weights(model, checkpoint)
@@ -52,10 +44,6 @@ def load_model(cfg: Config, checkpoint: str) -> nn.Module:
 
 
 def match_folded(cfg: Config, checkpoint: str) -> None:
-    """Changes `cfg` in place to the config of the folded model if the checkpoint is folded.
-
-    Raises:
-        PreflightError: the checkpoint does not exist, or cannot be read.
-    """
+    """Changes `cfg` in place to the config of the folded model if the checkpoint is folded."""
     if structure := folding_of(read_checkpoint(checkpoint)):
         cfg.model = folded_config(cfg.model, structure)

@@ -35,11 +35,7 @@ HELP = f'{", ".join(NORMS)}, or NAME=TYPE,argument=value,... (quote PN*)'
 
 
 def parse_preset(text: str, presets: Mapping[str, dict] = NORMS, what: str = 'norm') -> tuple[str, dict]:
-    """A name among `presets`, or `NAME=TYPE,argument=value,...`, as a name and a config; `what` is for errors.
-
-    Raises:
-        PreflightError: neither.
-    """
+    """A name among `presets`, or `NAME=TYPE,argument=value,...`, as a name and a config; `what` is for errors."""
     if '=' not in text:
         if text not in presets:
             raise PreflightError(f'there is no {what} {text!r}: it must be one of {", ".join(presets)}, '
@@ -61,11 +57,7 @@ def parse_preset(text: str, presets: Mapping[str, dict] = NORMS, what: str = 'no
 
 
 def parse_presets(option: str, texts: Sequence[str], *arguments) -> dict[str, dict]:
-    """What :func:`parse_preset` makes of all texts of an option, by name.
-
-    Raises:
-        PreflightError: one of them is none, or two have the same name, or names whose folders are the same.
-    """
+    """What :func:`parse_preset` makes of all texts of an option, by name."""
     named = dict(parse_preset(text, *arguments) for text in texts)
     if len({slug(name) for name in named}) < len(texts):
         raise PreflightError(f'{option}: two have the same name, or names that give the same folder.')
@@ -83,9 +75,6 @@ def apply_norm(cfg: Config, text: str, options: Mapping | None = None) -> None:
     The checkpoints that its parts start from follow where their folders are named after the config's norm:
     `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`. So does the work directory if the config has
     none. `options` are the `--cfg-options`, already merged into `cfg`; paths that they set do not change.
-
-    Raises:
-        PreflightError: see :func:`parse_preset`, which reads `text`, and :func:`set_norm`.
     """
     name, norm_cfg = parse_preset(text)
     options, parts = options or {}, _parts(cfg)
@@ -112,10 +101,6 @@ def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
     that `warmup_iters` is kept. PRepBN's `steps` default to half of the run.
     A stock backbone becomes one of type `ReplacedNorms`, because many give `norm_cfg` to some of their norms alone.
     With `keep_means`, `centered=True` becomes 'frozen' if the weights that the run starts from have means.
-
-    Raises:
-        PreflightError: there is no backbone, there is no such type, the steps of the run are not known, or the
-            model lists its converted norms.
     """
     if 'converted' in cfg.model:
         raise PreflightError(f'{cfg.filename or "the config"} lists which of its LayerNorms are converted to '
@@ -213,11 +198,7 @@ def with_means_kept(norm_cfg: dict) -> dict:
 
 
 def check_norms(cfg: Config) -> None:
-    """Checks that each `norm_cfg` in the model names a known norm, and that arguments of our norms are right.
-
-    Raises:
-        PreflightError: a `norm_cfg` is wrong. The message names it and says what is wrong.
-    """
+    """Checks that each `norm_cfg` in the model names a known norm, and that arguments of our norms are right."""
     with MODELS.switch_scope_and_registry(cfg.get('default_scope')):
         for key, norm_cfg in walk(cfg.model, 'model'):
             if not (key.endswith('norm_cfg') and isinstance(norm_cfg, (dict, str))):
@@ -259,11 +240,7 @@ def _renamed(stem: str, old: str, name: str) -> str:
 
 
 def count_steps(cfg: Config) -> int:
-    """Training steps of a whole run. Where it counts epochs, its data must be there.
-
-    Raises:
-        PreflightError: the data cannot be loaded.
-    """
+    """Training steps of a whole run. Where it counts epochs, its data must be there."""
     if 'max_iters' in cfg.train_cfg:
         return cfg.train_cfg.max_iters
     init_default_scope(cfg.get('default_scope', 'mmengine'))

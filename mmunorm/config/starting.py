@@ -26,9 +26,6 @@ def fit_pretrained(cfg: Config) -> None:
     """Makes the checkpoints of the `init_cfg` of the model's parts ones that these can load, in place.
 
     A file in another layout is written once more, into the work directory, with the part's own names.
-
-    Raises:
-        PreflightError: no matrix of the part is in its file, under any names that are known here.
     """
     for name in [name for name, value in cfg.model.items() if isinstance(value, dict)]:
         _fit_part(cfg, name)

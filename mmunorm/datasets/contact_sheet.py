@@ -15,13 +15,7 @@ COLOURS = ('#ff5050', '#50ff50', '#5aa0ff', '#ffe63c', '#ff5aff', '#3cf0f0')
 
 
 def draw_contact_sheet(annotation_file, image_folder, out_file):
-    """Draw the first images of a COCO-format set with boxes, class names and masks.
-
-    Args:
-        annotation_file (str | Path): instances with RLE masks.
-        image_folder (str | Path): where the images lie.
-        out_file (str | Path): the image to write.
-    """
+    """Draws the first images of a COCO-format set with boxes, class names and RLE masks."""
     with redirect_stdout(None):  # COCO prints its duration
         coco = COCO(str(annotation_file))
     infos = coco.loadImgs(coco.getImgIds()[:COLUMNS * ROWS])

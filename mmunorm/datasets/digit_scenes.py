@@ -144,12 +144,8 @@ def random_glyph(rng, sample, size, height_range):
 
 
 def draw_scene(rng, samples, split, size):
-    """One to five of ``samples`` on a background of a split.
-
-    Returns:
-        tuple[np.ndarray, np.ndarray, list[Cutout]]: the image, uint8 (size, size, 3), the owners as ``compose``
-        returns them, and the glyphs from the lowest to the topmost.
-    """
+    """One to five of ``samples`` on a background of a split: the image, uint8 (size, size, 3), the owners as
+    ``compose`` returns them, and the glyphs from the lowest to the topmost."""
     background = draw_background(rng, split, size)
     glyphs = []
     for _ in range(rng.integers(1, MAX_DIGITS + 1)):

@@ -17,19 +17,11 @@ class FolderError(PreflightError):
 
 
 def is_made(folder, settings, force=False):
-    """Whether a folder exists with these settings, or has to be created.
-
-    Args:
-        folder (str | Path): the folder.
-        settings (dict): its settings, JSON-serializable.
-        force (bool): whether to overwrite a folder that was created by ``making_folder``.
-
-    Returns:
-        bool: True if it exists; False if ``making_folder`` may write it.
+    """Whether a folder exists with these settings, a dict for JSON; else ``making_folder`` may write it.
 
     Raises:
-        FolderError: if it is a file, or has files and was not created by ``making_folder``. Without ``force``, also if
-            it was created with other settings or files are missing.
+        FolderError: if it is a file, or has files and was not created by ``making_folder``. Without ``force``, which
+            overwrites one that was, also if it was created with other settings or files are missing.
     """
     folder = Path(folder)
     if not folder.exists():
@@ -60,10 +52,7 @@ def making_folder(folder, settings, force=False):
     """A context with a temporary folder, which is moved to its place at the end of the ``with`` block.
 
     The temporary folder is next to the real one. If the block fails or is interrupted, it is removed and nothing else
-    changes. The next run removes temporary folders of killed runs.
-
-    Args:
-        folder, settings, force: as for ``is_made``, with the same errors.
+    changes. The next run removes temporary folders of killed runs. Arguments and errors are those of ``is_made``.
     """
     # Keeps a symbolic link to another disk.
     folder = Path(os.path.realpath(folder))
@@ -88,12 +77,6 @@ def making_folder(folder, settings, force=False):
                 _replace(folder, new, workshop / 'old')
     finally:
         shutil.rmtree(workshop, ignore_errors=True)
-
-
-def settings_of(folder):
-    """The settings of a folder; None if it was not created by ``making_folder``."""
-    marker = _read_marker(Path(folder))
-    return marker and marker['settings']
 
 
 def _replace(folder, new, old):

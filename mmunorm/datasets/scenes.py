@@ -44,15 +44,10 @@ class Cutout:
 
 
 def compose(background, cutouts):
-    """Composes cutouts on a background, each over the ones before it.
+    """Composes cutouts on a background `(H, W, 3)` in [0, 255], each over the ones before it.
 
-    Args:
-        background (np.ndarray): (H, W, 3) in [0, 255].
-        cutouts (Sequence[Cutout]): from the lowest to the topmost.
-
-    Returns:
-        tuple[np.ndarray, np.ndarray]: the image, float32 (H, W, 3), and the owner of each pixel,
-        int (H, W): -1 for the background, else the index of the topmost cutout whose mask has it.
+    Returns the image, float32, and the owner of each pixel, int `(H, W)`: -1 for the background, else the index of the
+    topmost cutout whose mask has it.
     """
     image = background.astype(np.float32)
     owner = np.full(background.shape[:2], -1)
@@ -64,12 +59,9 @@ def compose(background, cutouts):
 
 
 def add_cutout(background, cutouts, draw):
-    """Adds a cutout in a place where enough of the others stays visible. A crowded scene may find none.
+    """Adds one more cutout, on top, in a place where enough of the others stays visible, if there is one.
 
-    Args:
-        background (np.ndarray): (H, W, 3) in [0, 255].
-        cutouts (list[Cutout]): from the lowest to the topmost; gets one more.
-        draw (Callable[[], Cutout]): draws an object in a random place.
+    `draw()` returns the cutout of an object in a random place.
     """
     _, owner = compose(background, cutouts)
     for _ in range(TRIES):
@@ -96,19 +88,13 @@ def _box_iou(first, second):
 
 
 def write_scenes(folder: Path, split: str, count: int, draw: Callable, content: dict) -> int:
-    """Write the scenes of a split in the COCO format: `FOLDER/SPLIT/*.png`, and their annotations.
+    """Writes `count` scenes of a split in the COCO format: `FOLDER/SPLIT/*.png`, and their annotations.
 
-    A mask is the visible part of its object (``iscrowd`` 0, compressed RLE); box and area are those of the mask.
+    A mask is the visible part of its object (`iscrowd` 0, compressed RLE); box and area are those of the mask.
+    `draw(index)` returns the image of a scene, uint8 `(H, W, 3)`, the owners `(H, W)` and the cutouts. `content` has
+    `info`, `licenses` and `categories` of the annotation file; the category of a label is label + 1.
 
-    Args:
-        folder: the folder of the set.
-        split: name of the split.
-        count: number of scenes.
-        draw: returns the image, uint8 (H, W, 3), the owners (H, W) and the cutouts of the scene with an index.
-        content: `info`, `licenses` and `categories` of the annotation file; the category of a label is label + 1.
-
-    Returns:
-        int: number of objects.
+    Returns the number of objects.
     """
     (folder / split).mkdir(parents=True)
     (folder / 'annotations').mkdir(exist_ok=True)

@@ -24,9 +24,6 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
     """Shuffled batches of at least `num_samples` training images, or of all; the same batches each time.
 
     They go through the test pipeline, without augmentation.
-
-    Raises:
-        PreflightError: the config has no training data, or the data set is empty.
     """
     if cfg.get('train_dataloader') is None:
         raise PreflightError(f'{cfg.filename} has no train_dataloader: statistics are computed from training images.')
@@ -60,9 +57,6 @@ class FolderImages(Sequence):
     """The images of a folder, in the format of `samples_of`; an image is read when it is indexed.
 
     They go through the pipeline of testing, without annotations.
-
-    Raises:
-        PreflightError: the folder has no image, or a file that is called so and is none.
     """
 
     def __init__(self, cfg: Config, folder: str):
@@ -110,11 +104,7 @@ def test_images(cfg: Config, number: int) -> list[Tensor]:
 
 @torch.no_grad()
 def test_metrics(cfg: Config, model: nn.Module, title: str) -> dict[str, float]:
-    """The test metrics of a model on the test data of `cfg`; `title` is that of the progress bar.
-
-    Raises:
-        PreflightError: the model is an exported classifier with another number of classes.
-    """
+    """The test metrics of a model on the test data of `cfg`; `title` is that of the progress bar."""
     loader = _loader(cfg, 'test')
     classes = loader.dataset.metainfo.get('classes')
     if classes and getattr(model, 'is_detector', True) is False and len(model.classes) != len(classes):

@@ -148,14 +148,8 @@ def adapt_backbone(model: nn.Module, teacher: nn.Module, samples: Sequence[dict]
                    work_dir: str | os.PathLike | None = None) -> AdaptReport:
     """Trains a converted backbone, in place, to reproduce its outputs with LayerNorm (:func:`mmunorm.adapt`).
 
-    A third of the steps is block by block.
-
-    Args:
-        model (nn.Module): converted; it must have a :func:`backbone_of`.
-        teacher (nn.Module): the backbone with LayerNorm.
-        samples (Sequence[dict]): `inputs` and `data_samples` of single images, as `FolderImages` and `samples_of` have
-            them.
-        steps, batch_size, work_dir: of the training.
+    A third of the steps is block by block. `model` must have a :func:`backbone_of`; `teacher` is the backbone with
+    LayerNorm, and `samples` are single images as of `FolderImages` or `samples_of`.
     """
     return adapt(backbone_of(model), teacher, _Inputs(samples, model.data_preprocessor), steps - steps // 3,
                  block_steps=steps // 3, batch_size=batch_size, lr=RATE, block_lr=RATE, work_dir=work_dir,

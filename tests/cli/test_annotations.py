@@ -49,7 +49,7 @@ def write(tmp_path):
     return write
 
 
-def each(**values):
+def every(**values):
     """Sets keys of all annotations; None removes the key."""
     def change(data):
         for annotation in data['annotations']:
@@ -83,45 +83,38 @@ def class_less(data):
     (without('categories', 'name'), r"the category \{'id': 1\} has no name"),
     (without('images', 'height'), 'the image 1.png has no height'),
     (first('images', width=-1), '1 of 3 images have no valid size, such as 1.png with width -1 and height 30'),
-    (first('images', height='30'), "width 40 and height '30'"),
     (first('images', id=2), 'two images have the id 2'),
     (first('images', width=30, height=40), '1.png has 40 x 30 pixels, and is annotated with width 30 and height 40'),
     (without('annotations', 'image_id'), 'annotation 1 has no image_id'),
     (without('annotations', 'category_id'), 'annotation 1 has no category_id'),
     (without('annotations', 'bbox'), 'annotation 1 has the box None'),
     (first('annotations', bbox=[math.nan, 1, 2, 3]), r'annotation 1 has the box \[nan, 1, 2, 3\]'),
-    (first('annotations', bbox=[1, 1, math.inf, 3]), r'annotation 1 has the box \[1, 1, inf, 3\]'),
     (first('annotations', bbox=[1, 1, 3]), r'annotation 1 has the box \[1, 1, 3\]'),
     (lambda data: data.pop('categories'), 'no list of categories'),
     (without('annotations', 'segmentation'), 'annotation 1 has no segmentation, and the config asks for masks'),
-    (first('annotations', segmentation=[]), 'annotation 1 has no segmentation'),
-    (each(iscrowd='0'), "annotation 1 has iscrowd '0', which must be the number 0 or 1"),
+    (every(iscrowd='0'), "annotation 1 has iscrowd '0', which must be the number 0 or 1"),
     (first('annotations', ignore='no'), "annotation 1 has ignore 'no'"),
     (first('annotations', area='9'), "annotation 1 has the area '9', which must be a number"),
     (lambda data: data['annotations'].clear(), 'it has no objects'),
-    (each(bbox=[50, 5, 9, 9]), '12 of 12 objects are left out: 12 outside of their image, the first is annotation 1'),
-    (each(image_id='1'), '12 of an image that the file does not list'),
-    (each(category_id='1'), '12 of a category that the file does not list'),
+    (every(bbox=[50, 5, 9, 9]), '12 of 12 objects are left out: 12 outside of their image, the first is annotation 1'),
+    (every(image_id='1'), '12 of an image that the file does not list'),
+    (every(category_id='1'), '12 of a category that the file does not list'),
     (first('categories', id=2), 'two categories have the id 2'),
     (first('images', file_name=1), 'the file_name of image 1 is no text'),
     (first('images', file_name='a\\1.png'), r'1 of 3 images are missing, such as /.*/a\\1.png'),
-    (each(iscrowd=1), 'all of its objects are crowds'),
-    (each(bbox=[20, 12, 30, 20]), 'seem to be x1, y1, x2, y2: read as .*, 12 of 12 leave their image'),
-    (each(bbox=[0, 0, 1, 1]), 'its boxes are normalized: no number is above 1'),
-    (each(bbox=[0.5, 0.4, 0.2, 0.3]), 'its boxes are normalized'),
+    (every(iscrowd=1), 'all of its objects are crowds'),
+    (every(bbox=[20, 12, 30, 20]), 'seem to be x1, y1, x2, y2: read as .*, 12 of 12 leave their image'),
+    (every(bbox=[0, 0, 1, 1]), 'its boxes are normalized: no number is above 1'),
     (first('annotations', segmentation=[5, 5, 9, 5, 9, 9]), r'annotation 1 has the segmentation \[5, .* polygons'),
     (first('annotations', segmentation=[[[5, 5], [9, 5], [9, 9]]]), 'polygons .* of finite numbers'),
     (first('annotations', segmentation=[['5', '5', '9', '5', '9', '9']]), 'polygons .* of finite numbers'),
     (first('annotations', segmentation=[[5, 5, 9, 5, 9, math.nan]]), 'polygons .* of finite numbers'),
     (first('annotations', segmentation=[[5, 5, 9, 5, 9, 9, 5]]), 'polygons .* of finite numbers'),
     (first('annotations', segmentation=dict(counts='6:n0')), r'an RLE with size None .* height and width \[30, 40\]'),
-    (first('annotations', segmentation=dict(counts='6:n0', size=[40, 30])), r'an RLE with size \[40, 30\]'),
     (first('annotations', segmentation=dict(counts=[9, 9], size=[30, 40])), r'and counts \[9, 9\]'),
-    (each(segmentation=[[]]), '12 without a polygon of three points'),
-    (each(segmentation=[[5, 5, 9, 9]]), '12 without a polygon of three points'),
-    (each(segmentation=dict(counts=[1200], size=[30, 40])), '12 with a segmentation that is empty or outside of'),
-    (each(segmentation=[[0.1, 0.1, 0.4, 0.1, 0.4, 0.6]]), 'with a segmentation that is empty or outside of'),
-    (each(segmentation=[[100, 100, 120, 100, 120, 120]]), 'with a segmentation that is empty or outside of'),
+    (every(segmentation=[[5, 5, 9, 9]]), '12 without a polygon of three points'),
+    (every(segmentation=dict(counts=[1200], size=[30, 40])), '12 with a segmentation that is empty or outside of'),
+    (every(segmentation=[[100, 100, 120, 100, 120, 120]]), 'with a segmentation that is empty or outside of'),
 ])
 def test_what_cannot_be_used_is_one_line(change, said, write, tmp_path):
     path = write(change)
@@ -131,9 +124,9 @@ def test_what_cannot_be_used_is_one_line(change, said, write, tmp_path):
 
 
 @pytest.mark.parametrize('damage, said', [
-    (lambda text: b'', 'JSONDecodeError: Expecting value'), (lambda text: text[:500], 'JSONDecodeError: '),
+    (lambda text: text[:500], 'JSONDecodeError: '), (lambda text: b'[]', 'it is no JSON object'),
     (lambda text: codecs.BOM_UTF8 + text, 'JSONDecodeError: Unexpected UTF-8 BOM'),
-    (lambda text: b'[]', 'it is no JSON object'), (lambda text: b'{"\xff": 1}', 'UnicodeDecodeError')])
+    (lambda text: b'{"\xff": 1}', 'UnicodeDecodeError')])
 def test_a_damaged_file_is_named(damage, said, write):
     path = Path(write())
     path.write_bytes(damage(path.read_bytes()))
@@ -151,13 +144,13 @@ def test_a_damaged_file_is_named(damage, said, write):
     (without('annotations', 'iscrowd'), Use(CLASSES)), (without('annotations', 'id'), Use(CLASSES)),
     (first('annotations', iscrowd=True), Use(CLASSES)),
     (first('annotations', ignore=1, bbox=None), Use(CLASSES)),
-    (each(iscrowd=1), Use(CLASSES, objects=False)), (first('annotations', iscrowd=1), Use(CLASSES)),
-    (each(bbox=[0, 0, 40, 30]), Use(CLASSES)), (each(bbox=[5, 3, 36, 28.5]), Use(CLASSES)),  # rounded, centred
+    (every(iscrowd=1), Use(CLASSES, objects=False)), (first('annotations', iscrowd=1), Use(CLASSES)),
+    (every(bbox=[0, 0, 40, 30]), Use(CLASSES)), (every(bbox=[5, 3, 36, 28.5]), Use(CLASSES)),  # rounded, centred
     (first('annotations', segmentation=[[5, 5, 9, 9], [5, 5, 9, 5, 9, 9]]), Use(CLASSES, masks=True)),  # a line is none
     (first('annotations', bbox=[3, 0, 10.9, 12], segmentation=[[13.95, 0, 13.99, 0, 13.99, 9]]), Use(masks=True)),
     (first('annotations', segmentation=dict(size=[30, 40], counts=[155, 15, 1030])), Use(CLASSES, masks=True)),
     (first('annotations', segmentation=dict(size=[30, 40], counts='k4?Yg0')), Use(CLASSES, masks=True)),
-    (each(segmentation=[[5, 5, 9, 9, 5]]), Use(CLASSES)),  # boxes alone are read
+    (every(segmentation=[[5, 5, 9, 9, 5]]), Use(CLASSES)),  # boxes alone are read
 ])
 def test_what_is_harmless(change, use, write):
     assert check_annotations(write(change), [use]) == []
@@ -176,7 +169,7 @@ def test_objects_that_mmdet_leaves_out_are_counted(change, write):
 
 
 def test_boxes_that_leave_their_image_are_warned_of(write):
-    warning, = check_annotations(write(each(bbox=[30, 20, 100, 80])), [Use(CLASSES)])
+    warning, = check_annotations(write(every(bbox=[30, 20, 100, 80])), [Use(CLASSES)])
     assert '12 of 12 boxes leave their image by more than 5 %; they must be x, y, width, height' in warning
 
 
@@ -228,7 +221,7 @@ def evaluated(path, kinds):
 
 
 @pytest.mark.parametrize('change', [
-    without('annotations', 'iscrowd'), without('annotations', 'area'), without('annotations', 'id'), each(id=1),
+    without('annotations', 'iscrowd'), without('annotations', 'area'), without('annotations', 'id'), every(id=1),
     lambda data: [one.update(id=i) for i, one in enumerate(data['annotations'])]])
 @pytest.mark.usefixtures('in_a_folder')
 def test_what_a_file_lacks_is_filled_in(change, write):
@@ -247,18 +240,13 @@ def test_what_a_file_lacks_is_filled_in(change, write):
     assert [info['instances'] for info in found] == [info['instances'] for info in infos]
 
 
-def test_pycocotools_is_itself_again():
-    before = CocoDataset.COCOAPI.createIndex
-    with completed_annotations():
-        assert CocoDataset.COCOAPI.createIndex is not before
-    assert CocoDataset.COCOAPI.createIndex is before
-
-
 def test_ids_that_are_right_stay(tmp_path):
     data = content()
     for one in data['annotations']:
         one['id'] += 100
     expected = copy.deepcopy(data['annotations'])
     (tmp_path / 'a.json').write_text(json.dumps(data))
+    before = CocoDataset.COCOAPI.createIndex
     with completed_annotations():
         assert CocoDataset.COCOAPI(str(tmp_path / 'a.json')).dataset['annotations'] == expected
+    assert CocoDataset.COCOAPI.createIndex is before

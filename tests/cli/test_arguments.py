@@ -1,5 +1,4 @@
 import argparse
-from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,11 @@ from mmunorm.cli.arguments import (
     add_runner_arguments,
     command,
     load_config,
-    out_folder,
-    positive_number,
     prepare,
     share,
     threads,
 )
-from mmunorm.utils import Interrupted, LocalError, PreflightError, misspelt
+from mmunorm.utils import Interrupted, LocalError, PreflightError
 
 MODEL = "model = dict(backbone=dict(type='A', init_cfg=None))\n"
 
@@ -52,12 +49,10 @@ def test_arguments_keep_their_stock_names(capsys):
     (add_config_arguments, ['--cfg-options', 'a=[{"b":1}]'], 'takes no dict as a value'),
     (add_config_arguments, ['--cfg-options', 'a=[f(b,c)]'], 'maximum recursion depth'),
     (add_device_argument, ['--device', 'gpu'], "must be such as cpu or cuda:0, got 'gpu'"),
-    (add_device_argument, ['--device', 'cuda:77'], 'GPUs'),
-    (lambda parser: parser.add_argument('--a', type=threads), ['--a', '100000'], 'must be at most 1024, got 100000'),
+    (add_device_argument, ['--device', 'cuda:77'], "must be such as cpu or cuda:0, got 'cuda:77'"),
+    (lambda parser: parser.add_argument('--a', type=threads), ['--a', '100000'], 'must be from 1 to 1024, got 100000'),
     (lambda parser: parser.add_argument('--a', type=share), ['--a', '1.5'], 'must be from 0 to 1, got 1.5'),
     (lambda parser: parser.add_argument('--a', type=share), ['--a', 'nan'], 'must be from 0 to 1, got nan'),
-    (lambda parser: parser.add_argument('--a', type=positive_number), ['--a', 'inf'], 'a finite number above 0'),
-    (lambda parser: parser.add_argument('--a', type=positive_number), ['--a', 'nan'], 'a finite number above 0'),
 ])
 def test_wrong_values_are_refused(add, arguments, said, capsys):
     with pytest.raises(SystemExit):
@@ -107,17 +102,13 @@ val_dataloader = dict(batch_size=1, dataset=dict(data_root=data_root))
     assert capsys.readouterr().err == ''
     for key, meant in (('lr', 'did you mean optim_wrapper.optimizer.lr?'), ('mine.a', 'the setting has no effect.'),
                        ('optimizer.lr', 'did you mean optim_wrapper.optimizer.lr?'),
-                       ('data.samples_per_gpu', 'did you mean train_dataloader.batch_size or val_dataloader.batch_'),
                        ('data.val.data_root', 'did you mean val_dataloader.dataset.data_root or train_dataloader.'),
-                       ('data_root', 'did you mean train_dataloader.dataset.data_root or val_dataloader.dataset.'),
-                       ('total_epochs', 'did you mean train_cfg.max_epochs?')):
+                       ('data_root', 'did you mean train_dataloader.dataset.data_root or val_dataloader.dataset.')):
         load_config(path, {key: 3})
         assert f'warning: --cfg-options {key}: nothing reads this key; {meant}' in capsys.readouterr().err
-
-
-def test_an_older_name_of_an_argument_is_no_misspelling():
-    from mmcv.ops import DeformConv2d
-    assert misspelt('dcn', {'deformable_groups': 2}, DeformConv2d) == ''
+    option = {'default_hooks.checkpoint.max_keep_ckpt': 3}
+    with pytest.raises(PreflightError, match='did you mean default_hooks.checkpoint.max_keep_ckpts'):
+        load_config(path, option)
 
 
 def test_a_config_of_an_installed_package():
@@ -128,19 +119,6 @@ def test_a_config_of_an_installed_package():
             load_config(path)
 
 
-def test_no_folder_is_not_the_working_directory():
-    with pytest.raises(PreflightError, match="--out '': it must be a folder"):
-        out_folder('')
-
-
-@pytest.mark.parametrize('folder', ['', 'a.py'])
-def test_a_work_dir_is_a_folder(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path, MODEL)
-    with pytest.raises(PreflightError, match='--work-dir .* must be a folder'):
-        prepared(Config(dict(model={})), '--work-dir', folder)
-
-
 def test_pretrained_option_sets_the_backbone(tmp_path):
     path = write(tmp_path, "pretrained = 'a.pth'\nmodel = dict(backbone=dict(init_cfg=dict("
                            "type='Pretrained', checkpoint=pretrained, prefix='backbone.')))\n")
@@ -149,11 +127,8 @@ def test_pretrained_option_sets_the_backbone(tmp_path):
     assert init_cfg == dict(type='Pretrained', checkpoint='b.pth', prefix='backbone.')
     # The backbone's own initialization, whatever its class.
     assert 'init_cfg' not in load_config(path, {'pretrained': None}).model.backbone
-    for child, checkpoint in (("'c.pth'", 'c.pth'), ('None', None)):
-        config = tmp_path / 'child.py'
-        config.write_text(f"_base_ = ['./{Path(path).name}']\npretrained = {child}\n")
-        init_cfg = load_config(str(config)).model.backbone.get('init_cfg')
-        assert (init_cfg and init_cfg.checkpoint) == checkpoint
+    child = write(tmp_path, f"_base_ = ['./{Path(path).name}']\npretrained = 'c.pth'\n", 'child.py')
+    assert load_config(child).model.backbone.init_cfg.checkpoint == 'c.pth'
     options = {'model.backbone.init_cfg.checkpoint': 'd.pth'}
     assert load_config(path, options).model.backbone.init_cfg.checkpoint == 'd.pth'
     with pytest.raises(PreflightError, match='no backbone'):
@@ -185,26 +160,18 @@ def test_dataloaders_get_what_the_stock_classification_tool_gives_them():
     assert loader('mmdet', num_workers=0, persistent_workers=True).persistent_workers is False
 
 
-class Stopped(BytesIO):
-    """A file that Ctrl+C stops in its middle."""
-
-    def write(self, content):
-        if self.tell():
-            raise KeyboardInterrupt
-        return super().write(content)
-
-
-def test_an_interrupted_checkpoint_is_one_line(capsys):
-    """torch.save raises a RuntimeError."""
-    with pytest.raises(SystemExit) as stop:
-        command(lambda argv: torch.save([torch.zeros(9)] * 9, Stopped()))([])
-    assert stop.value.code == 130 and capsys.readouterr().err == 'interrupted\n'
+def interrupted_save():
+    """The RuntimeError that torch.save raises on Ctrl+C."""
+    error = RuntimeError('unexpected pos 64 vs 0')
+    error.__context__ = KeyboardInterrupt()
+    return error
 
 
 @pytest.mark.parametrize(('error', 'rank', 'status', 'printed'), [
     (KeyboardInterrupt(), 0, 130, 'interrupted\n'), (Interrupted('after step 3'), 0, 130, 'error: after step 3\n'),
+    (interrupted_save(), 0, 130, 'interrupted\n'),
     (PreflightError('it is so'), 0, 2, 'error: it is so\n'),
-    (PreflightError('all have seen it'), 1, 2, ''), (LocalError('I have seen it'), 1, 3, 'error: I have seen it\n')])
+    (PreflightError('of all'), 1, 2, ''), (LocalError('of one'), 1, 3, 'error: of one\n')])
 def test_an_error_is_one_line_of_one_process(error, rank, status, printed, monkeypatch, capsys):
     @command
     def main(argv=None):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from mmengine.config import Config
 
-from mmunorm.cli.arguments import load_config
 from mmunorm.cli.resume import find_resumable, set_resume
 from mmunorm.utils import PreflightError
 
@@ -140,20 +139,3 @@ def test_a_folder_is_a_checkpoint_of_sharded_training_alone(tmp_path):
         cfg = config(tmp_path, runner_type='FlexibleRunner', strategy=dict(type='FSDPStrategy'))
         set_resume(cfg, resume)
         assert (cfg.resume, cfg.load_from) == (True, str(folder))
-
-
-def test_means_that_were_kept_are_kept_on(tmp_path):
-    """`--norm UN+ --resume`, with and without the file that the run once started from."""
-    pretrained, checkpoint = tmp_path / 'pretrained.pth', tmp_path / 'epoch_1.pth'
-    torch.save({'backbone.norm1.running_mean': torch.ones(2)}, pretrained)
-    torch.save(dict(meta=dict(iter=1), state_dict={'backbone.norm1.running_mean': torch.ones(2)}), checkpoint)
-    (tmp_path / 'detector.py').write_text("model = dict(backbone=dict(norm_cfg=dict(type='UN'), init_cfg=dict("
-                                          f"type='Pretrained', checkpoint='{pretrained}', prefix='backbone.')))")
-    for _ in range(2):
-        cfg = load_config(str(tmp_path / 'detector.py'), norm='UN+')
-        set_resume(cfg, str(checkpoint))
-        assert cfg.model.backbone.norm_cfg.centered == 'frozen' and cfg.load_from == str(checkpoint)
-        pretrained.unlink(missing_ok=True)
-    cfg = load_config(str(tmp_path / 'detector.py'), {'pretrained': None}, 'UN+')
-    set_resume(cfg, str(checkpoint))
-    assert cfg.model.backbone.norm_cfg.centered is True

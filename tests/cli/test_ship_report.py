@@ -11,7 +11,7 @@ from mmunorm.cli.ship_report import Outcome
     (1 / 1.28, 'no difference')])
 def test_a_speed_up_that_is_smaller_than_that_of_one_file_in_two_processes(control, said):
     result = dict(control=control and dict(ratio=dict(value=control)))
-    outcome = Outcome(4, 3, Path('model.tflite'), 'litert', '', {}, result, {})
+    outcome = Outcome(4, Path('model.tflite'), 'litert', '', {}, result, {})
     assert outcome.speed(dict(to_baseline=dict(value=1.23, low=1.05, high=1.48))).startswith(said)
     assert outcome.speed({}) == ''
 
@@ -25,7 +25,7 @@ def row_of(model, ratio=None):
 def outcome_of(models, metrics, left):
     rows = [row_of(model, ratio) for model, ratio in models.items()]
     result = dict(rows=rows, baseline='ln', control=None, threads=1, environment=dict(cpu='a chip'))
-    return Outcome(0, 0, Path('model.onnx'), 'onnx', 'use it', metrics, result, left)
+    return Outcome(0, Path('model.onnx'), 'onnx', 'use it', metrics, result, left)
 
 
 def test_a_chain_without_training_says_what_is_left():
@@ -34,11 +34,8 @@ def test_a_chain_without_training_says_what_is_left():
         'LayerNorm': (names, []), 'exact': (names[29:], names[:29])})
     assert outcome.conclusion() == [
         'ONNX Runtime on a chip, threads: 1. exact: 1.50x faster than LayerNorm [1.40, 1.60]',
-        'top1: exact 80.0, LayerNorm, ONNX Runtime 80.0, the file 80.0',
+        'top1: exact 80, LayerNorm, ONNX Runtime 80, the file 80',
         '29 of 32 norms: a scale of each token; norms left: 3 (norm29, norm30, norm31), 2.0 MB', 'use it']
-    assert [(row[0], row[1], row[-1]) for row in outcome.table()[1:]] == [
-        ('exact', 'torch, folded', '3, 29 scales'), ('LayerNorm', 'ONNX Runtime', '32'),
-        ('exact', 'ONNX Runtime: model.onnx', '3, 29 scales')]
 
 
 def test_a_conversion_stands_beside_the_exact_fold():
@@ -48,4 +45,3 @@ def test_a_conversion_stands_beside_the_exact_fold():
     assert outcome.conclusion()[0] == ('ONNX Runtime on a chip, threads: 1. exact: 1.50x faster than LayerNorm '
                                        '[1.40, 1.60]; UN: 1.60x faster than LayerNorm [1.50, 1.70]')
     assert outcome.norms_left == 'norms left: 0'
-    assert [row[0] for row in outcome.table()[1:]] == ['LayerNorm', 'UN', 'LayerNorm', 'exact', 'UN']

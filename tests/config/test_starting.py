@@ -32,48 +32,50 @@ def starting_from(path, kind):
     return cfg
 
 
-def files():
-    """Writes one model in all layouts; returns it."""
+@pytest.fixture(scope='module')
+def files(tmp_path_factory):
+    """A folder with one model in all layouts, and the model."""
+    folder = tmp_path_factory.mktemp('layouts')
+    torch.manual_seed(0)
     source = timm_model('swin')
     named = classifier('swin', norm_cfg=dict(type='LN'))
     content = official(source.state_dict())
-    torch.save(content, 'official.pth')
-    torch.save(source.state_dict(), 'timm.pth')
-    load_weights(named, 'timm.pth')
-    torch.save(dict(state_dict=named.state_dict()), 'mmpretrain.pth')
-    torch.save(named.backbone.state_dict(), 'backbone.pth')
-    torch.save(dict(state_dict={f'teacher.{name}': value for name, value in named.state_dict().items()}), 'teacher.pth')
-    return named
+    torch.save(content, folder / 'official.pth')
+    torch.save(source.state_dict(), folder / 'timm.pth')
+    load_weights(named, str(folder / 'timm.pth'))
+    torch.save(dict(state_dict=named.state_dict()), folder / 'mmpretrain.pth')
+    torch.save(named.backbone.state_dict(), folder / 'backbone.pth')
+    taught = {f'teacher.{name}': value for name, value in named.state_dict().items()}
+    torch.save(dict(state_dict=taught), folder / 'teacher.pth')
+    return folder, named
 
 
 @pytest.mark.parametrize('layout', ['official', 'timm', 'mmpretrain', 'backbone', 'teacher'])
 @pytest.mark.parametrize('kind', SWINS)
-def test_every_layout_starts_every_swin(kind, layout, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    source = files().backbone
-    cfg = starting_from(f'{layout}.pth', kind)
+@pytest.mark.usefixtures('in_a_folder')
+def test_every_layout_starts_every_swin(kind, layout, files):
+    folder, source = files
+    cfg = starting_from(str(folder / f'{layout}.pth'), kind)
     fit_pretrained(cfg)
     backbone = MODELS.build(copy.deepcopy(cfg.model.backbone))
     with restricted():
         backbone.init_weights()
-    expected = source.state_dict()
+    expected = source.backbone.state_dict()
     for name, value in backbone.state_dict().items():
         if name in expected and not name.startswith('norm0'):
             assert torch.equal(value, expected[name]), name
 
 
-def test_a_file_that_fits_stays(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    files()
+def test_a_file_that_fits_stays(in_a_folder, files, tmp_path):
+    path = str(files[0] / 'mmpretrain.pth')
     for kind in ('ours', 'mmdet'):
-        cfg = starting_from('mmpretrain.pth', kind)
+        cfg = starting_from(path, kind)
         fit_pretrained(cfg)
-        assert cfg.model.backbone.init_cfg.checkpoint == 'mmpretrain.pth'
+        assert cfg.model.backbone.init_cfg.checkpoint == path
     assert not (tmp_path / 'w').exists()
 
 
-def test_a_file_that_fits_nowhere_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_file_that_fits_nowhere_is_refused(in_a_folder, tmp_path):
     torch.save(timm_model('vit').state_dict(), 'vit.pth')
     torch.save(dict(conv1=torch.ones(3, 3)), 'other.pth')
     torch.save(dict(epoch=3), 'empty.pth')
@@ -92,13 +94,13 @@ def test_a_file_that_fits_nowhere_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('layout', ['official', 'timm', 'backbone', 'teacher'])
-def test_a_whole_model_starts_from_every_layout(layout, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    source = files()
+@pytest.mark.usefixtures('in_a_folder')
+def test_a_whole_model_starts_from_every_layout(layout, files):
+    folder, source = files
     head = dict(type='LinearClsHead', num_classes=5, in_channels=16)
     model = dict(type='ImageClassifier', backbone={**OURS['swin'], 'norm_cfg': dict(type='LN')}, head=head,
                  neck=dict(type='GlobalAveragePooling'))
-    cfg = Config(dict(model=model, default_scope='mmpretrain', work_dir='w', load_from=f'{layout}.pth'))
+    cfg = Config(dict(model=model, default_scope='mmpretrain', work_dir='w', load_from=str(folder / f'{layout}.pth')))
     fit_load_from(cfg)
     assert cfg.load_from == 'w/load_from.pth'
     model = build_model(cfg)

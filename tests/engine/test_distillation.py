@@ -107,7 +107,7 @@ def test_a_detector(tmp_path):
     plain, both = losses_of(model, data, hook, cfg)
     assert set(both) == {*plain, 'loss_distillation'}
     for name, value in plain.items():  # lists of tensors, one a level
-        torch.testing.assert_close(both[name], [each / 2 for each in value])
+        torch.testing.assert_close(both[name], [loss / 2 for loss in value])
     expected = feature_distance(model.backbone(data['inputs']), teacher.backbone(data['inputs']))
     torch.testing.assert_close(both['loss_distillation'], expected / 2)
 

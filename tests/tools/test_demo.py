@@ -39,9 +39,3 @@ def test_steps(demo, capsys):
 def test_a_failed_step_ends_the_demo():
     with pytest.raises(SystemExit, match='status 3'):
         load_tool('demo').run('fails', '-c', 'raise SystemExit(3)')
-
-
-def test_help_starts_nothing(demo, capsys):
-    with pytest.raises(SystemExit, match='0'):
-        demo.main(['--help'])
-    assert 'handwritten digits' in capsys.readouterr().out and not demo.commands

@@ -22,12 +22,14 @@ TRAIN = [
     ('train {un} --resume un.pth --norm LN', 'un.pth has backbone.norm1.activation_record: its norms are not'),
     ('train {un} --resume un.pth --cfg-options model.head.in_channels=3', 'un.pth does not fit the config: '),
     ('train {un} --cfg-options model.backbone.norm_cfg.type=UNX', "no norm 'UNX'"),
-    ('train {un} --cfg-options model.backbone.drop_path_rat=0.1', 'did you mean model.backbone.drop_path_rate?'),
+    ('train {un} --cfg-options model.backbone.drop_path_rat=0.1', "unexpected keyword argument 'drop_path_rat'"),
     ('train {un} --cfg-options model.colour=1', 'cannot build the config'),
     ('train {un} --cfg-options val_evaluator.colour=1', 'cannot build the config'),
     ('train {un} --cfg-options train_dataloader.batch_size=0', 'cannot build the config'),
     ('train {un} --cfg-options optim_wrapper.optimizer.lr=-1', 'cannot build the config'),
     ('train {un} --cfg-options visualizer.vis_backends.0.type=WandbVisBackend', 'pip install wandb'),
+    ("train {un} --work-dir ''", "--work-dir '': it must be a folder"),
+    ('train {un} --work-dir file', "--work-dir 'file': it must be a folder"),
     ('train schedule.py', 'param_scheduler.0.begin=1: this CosineAnnealingLR'),
     ('train {un} --cfg-options train_dataloader.dataset.data_root=loop', 'no folder loop'),
     ('train {un} --cfg-options pretrained=loop', 'no file loop'),
@@ -59,6 +61,7 @@ INFER = [
     ('infer {un} un.pth {data}/dark --out-dir {data}/light/../dark', '/../dark is where the images are'),
     ('infer {un} un.pth {data}/dark/0.png --out-dir {data}/dark', '--out-dir {data}/dark is where the images are'),
     ('infer {un} un.pth {data} --out-dir file/inside', '--out-dir file/inside'),
+    ("infer {un} un.pth {data}/dark/0.png --out-dir ''", "--out-dir '': it must be a folder"),
     ('infer {un} un.pth twins --out-dir out', 'twins/0.bmp and another image of this name'),
     ('infer {un} un.pth mine/a.jpg --out-dir out', 'no image could be drawn: mine/a.jpg: not readable'),
     ('infer {un} latest/epoch_1.pth {data} --out-dir out', '--trust-checkpoint'),
@@ -95,7 +98,7 @@ FOLD = [(f'analysis/fuse_and_benchmark {call}', said) for call, said in [
     ('{un} un.pth --out o --save file/inside/a.pth', '--save file/inside'),
     ('{un} --shape 3 4 5', '--shape takes one or two numbers, got 3'),
     ('{un} --batch-size 0', 'must be at least 1, got 0'), ('{un} --device potato', 'must be such as cpu'),
-    ('{un} --device cuda:99', 'GPUs')]]
+    ('{un} --device cuda:99', 'must be such as cpu')]]
 ZOO = [('zoo third', 'there is no model third; choose from ')]
 DATASET = [(f'dataset/make_digits --train-scenes 2 --val-scenes 2 {call}', said) for call, said in [
     ('--train-scenes 0', '--train-scenes must be a whole number from'),

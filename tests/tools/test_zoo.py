@@ -65,16 +65,13 @@ def test_models_are_trained_once_and_listed(zoo, tmp_path):
         assert entry['command'] in page and entry['cpu'] in page
 
 
-def test_weights_that_have_changed_are_not_listed_as_they_were(zoo, tmp_path, capsys):
+def test_what_is_refused(zoo, tmp_path, capsys, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(zoo, 'RECIPES', (zoo.Recipe('second', 'classifier.py', start='first'), ))
+        zoo.main(['second'])
+    assert stop.value.code == 2 and 'second starts from first: train that first' in capsys.readouterr().err
     zoo.main(['first'])
     (tmp_path / zoo.OUT / 'first/weights.pth').write_bytes(b'')
     with pytest.raises(SystemExit) as stop:
         zoo.main([])
     assert stop.value.code == 2 and 'weights have changed' in capsys.readouterr().err
-
-
-def test_a_model_whose_start_is_missing(zoo, monkeypatch, capsys):
-    monkeypatch.setattr(zoo, 'RECIPES', (zoo.Recipe('second', 'classifier.py', start='first'), ))
-    with pytest.raises(SystemExit) as stop:
-        zoo.main(['second'])
-    assert stop.value.code == 2 and 'second starts from first: train that first' in capsys.readouterr().err

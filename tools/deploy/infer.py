@@ -6,8 +6,6 @@ from mmunorm.cli.images import draw_images, draw_objects, find_images, objects_i
 from mmunorm.deploy.exported import ExportedModel
 from mmunorm.utils import PreflightError
 
-import cv2
-
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
@@ -29,10 +27,10 @@ def main(argv=None):
         raise PreflightError(f'{args.file} has a backbone alone: tools/infer.py draws what the whole model sees.')
     out_folder(args.out_dir, '--out-dir')
 
-    def write(path, image, part):
-        cv2.imwrite(str(part), draw_objects(image, objects_in(runner, image, args.pred_score_thr)))
+    def predict(path, image):
+        return draw_objects(image, objects_in(runner, image, args.pred_score_thr)), None
 
-    draw_images(images, write, args.out_dir, loading=runner.loading)
+    draw_images(images, predict, args.out_dir, loading=runner.loading)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,7 @@ import argparse
 import shlex
 import sys
 
-from mmunorm.cli.arguments import command, load_config, not_negative, positive_number
+from mmunorm.cli.arguments import command, load_config, not_negative
 from mmunorm.cli.datasets import class_name
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
@@ -60,7 +60,7 @@ def parse_args(argv=None):
                         help='share of the steps (default 0.02)')
     stress.add_argument('--stress-scale', type=float, nargs=2, default=(2.0, 30.0),
                         metavar=('LEAST', 'GREATEST'), help='range of the factor (default 2 30)')
-    stress.add_argument('--stress-lr', type=positive_number, default=1.5,
+    stress.add_argument('--stress-lr', type=float, default=1.5,
                         help='factor for the learning rate (default 1.5)')
     parser.add_argument('--first-seed', type=not_negative, default=0, help='the first of the --seeds (default 0)')
     add_comparison_arguments(parser)
