@@ -86,8 +86,10 @@ class _Probe(TorchFunctionMode):
         for name, module in model.named_modules():
             if name in plan.norms and not isinstance(module, FoldedNorm):
                 module.forward = self._norm_forward(name, plan.norms[name], module.forward)
+        # A tensor that only the folded copy has pads for a norm, and changes with the norm's fold.
+        names = {name for name, _ in (*plan.model.named_parameters(), *plan.model.named_buffers())}
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            if tensor.is_floating_point():
+            if name in names and tensor.is_floating_point():
                 self.tensors[name] = tensor.requires_grad_()
 
     def _norm_forward(self, name: str, norm: nn.Module, forward: Callable) -> Callable:

@@ -172,6 +172,16 @@ def test_streams_of_offline_norms_are_rotated_on_request():
     assert not torch.equal(folded.token, model.token)
 
 
+def test_streams_of_offline_norms_with_padded_windows_are_rotated():
+    model = randomized(models.swin_classifier(), gamma='none')
+    x = torch.randn(1, 3, 36, 28)
+    before = model(x)
+    report = fuse_norms(model, example=x, rotate='hadamard')
+    assert len(report.streams) == 2 and report.difference < 1e-10
+    assert any(fold.pads for fold in report.folded)
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-4)
+
+
 def test_two_streams_that_meet():
     class Two(nn.Module):
         def __init__(self):

@@ -8,7 +8,7 @@ from mmunorm.checkpoints.folded import folding_of
 
 from .. import tiny_runs
 
-FILES = ['benchmark.json', 'benchmark.md']
+FILES = ['benchmark.json', 'benchmark.md', 'benchmark.png']
 
 
 def call(*arguments):
