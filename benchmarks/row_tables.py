@@ -4,6 +4,7 @@
 numbers came from the log of one command: a row has its machine, command, seeds and cells.
 """
 import json
+import re
 import shlex
 import statistics
 from functools import partial
@@ -30,6 +31,25 @@ def only(rows, **wanted):
 
 def quartiles(ratio, digits=3):
     return f'{ratio["value"]:.{digits}f} ({ratio["low"]:.{digits}f} to {ratio["high"]:.{digits}f})'
+
+
+# INT8.
+def simulated():
+    """The SNR that the exporter predicted, and the file's."""
+    rows, exact = [], read('exact_int8')
+    for form in ('exact, rotated', 'LN'):
+        metrics = only(exact, form=form, precision='simulated', domain='12 crops')['metrics']
+        rows.append([f'ViT-S, {form}', f'the same 12 images: {metrics["snr"]:.1f}', f'{metrics["file"]:.1f}'])
+        row = only(exact, form=form, precision='full-integer', domain='crops', ranges=64)
+        predicted = float(re.search(r'simulation: ([\d.]+) dB', row['simulated'][0])[1])
+        rows.append([f'ViT-S, {form}', f'training crops: {predicted:.1f}',
+                     f'1,197 test crops: {row["metrics"]["snr"]:.1f}'])
+    for label, fold, name in (('LN', 'offline', 'int8_exact_digits'), ('exact', 'exact', 'int8_exact_digits'),
+                              ('exact, rotated', 'rotated', 'int8_exact_digits'), ('UN', 'offline', 'int8_rotated')):
+        found = [row for row in select(read(name), fold=fold) if 'snr' in row]
+        rows.append([f'digits Swin, {label}, by seed',
+                     *(', '.join(f'{row[key]:.1f}' for row in found) for key in ('simulated', 'snr'))])
+    return ['model', 'simulated, dB', 'file, dB'], rows
 
 
 # Speed of exported files.
@@ -391,8 +411,8 @@ def data_files():
 
 
 ROW_TABLES = {function.__name__: function for function in (
-    exact_speed, headline, deployed_xeon, deployed_epyc, export_families, chips, ethos_exact, rockchip, chip_failures,
-    chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers, tiny_layer, adapted, adapted_all,
+    simulated, exact_speed, headline, deployed_xeon, deployed_epyc, export_families, chips, ethos_exact, rockchip,
+    chip_failures, chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers, tiny_layer, adapted, adapted_all,
     adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
     residual_steps, low_light_speed, translation_speed, data_files)}
 ROW_TABLES |= {f'paper_{number}': partial(paper_setting, number) for number in (6, 7, 10)}
