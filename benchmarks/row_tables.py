@@ -412,8 +412,8 @@ def data_files():
 
 ROW_TABLES = {function.__name__: function for function in (
     simulated, exact_speed, headline, deployed_xeon, deployed_epyc, export_families, chips, ethos_exact, rockchip,
-    chip_failures, chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers, tiny_layer, adapted, adapted_all,
-    adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
+    chip_failures, chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers, tiny_layer, adapted,
+    adapted_all, adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
     residual_steps, low_light_speed, translation_speed, data_files)}
 ROW_TABLES |= {f'paper_{number}': partial(paper_setting, number) for number in (6, 7, 10)}
 ROW_TABLES |= {name: partial(stored, name) for name in dict.fromkeys(row['table'] for row in read('tables'))}
