@@ -24,7 +24,7 @@ help:
 	@echo "make install    create $(VENV) and install everything"
 	@echo "make demo       from LayerNorm to a file without norms, in INT8, on handwritten digits, 10 minutes on 2 CPU cores"
 	@echo "make zoo        the small models on digits with scores, logs, weights and checksums, in work_dirs/zoo"
-	@echo "make test       lint and all tests of the core, about 20 minutes on 2 CPU cores"
+	@echo "make test       lint and all tests of the core, about 16 minutes on 2 CPU cores"
 	@echo "make test-fast  lint and the fast tests of core and projects, about 12 minutes"
 	@echo "make test-projects"
 	@echo "                all tests of projects/, about 6 minutes"
