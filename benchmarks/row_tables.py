@@ -236,7 +236,7 @@ def gpu_steps():
 def cpu_steps():
     lines = []
     for name, machine in (('amd_epyc', 'AMD EPYC, 2 threads'),
-                          ('intel_r_xeon_r_processor_2_50ghz', 'Intel Xeon, 1 thread, beside other jobs')):
+                          ('intel_r_xeon_r_processor_2_50ghz', 'Intel Xeon, 1 thread')):
         rows = read(f'train_step_{name}')
         for arch in dict.fromkeys(row['arch'] for row in rows):
             pair = {row['norm']: row for row in select(rows, arch=arch)}
