@@ -22,7 +22,7 @@ COMPILERS := .venv-sophgo/.installed .venv-rknn/.installed
 
 help:
 	@echo "make install    create $(VENV) and install everything"
-	@echo "make demo       from LayerNorm to a file without norms, in INT8, on handwritten digits, 10 minutes on 2 CPU cores"
+	@echo "make demo       from LayerNorm to a file without norms, in INT8, on handwritten digits, 20 minutes on 2 CPU cores"
 	@echo "make zoo        the small models on digits with scores, logs, weights and checksums, in work_dirs/zoo"
 	@echo "make test       lint and all tests of the core, about 16 minutes on 2 CPU cores"
 	@echo "make test-fast  lint and the fast tests of core and projects, about 12 minutes"
