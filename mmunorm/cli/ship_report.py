@@ -74,7 +74,7 @@ class Outcome:
                    for name, other in models.items()}
         for key in main_metrics(scores[names[0]]):
             lines.append(f'{key.rpartition("/")[2]}: ' + ', '.join(
-                f'{name} {values[key]:.4g}' for name, values in scores.items()))
+                f'{name} {values[key]:#.4g}' for name, values in scores.items()))
         if self.steps:
             lines.append(f'{self.name} had {self.steps} training steps more than LayerNorm: a part of a gain in '
                          'accuracy is theirs')
@@ -129,7 +129,7 @@ def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], 
         models['the file'] = row['metrics']
     names = [name for name in next(iter(models.values()))
              if all(values.get(name, -1) != -1 for values in models.values())]  # -1: no such objects
-    metrics = [['', *models], *([name, *(f'{values[name]:.4g}' for values in models.values())] for name in names)]
+    metrics = [['', *models], *([name, *(f'{values[name]:#.4g}' for values in models.values())] for name in names)]
     measured = markdown(outcome.result) if outcome.result else ''
     write_text(path, render_page(
         Path(__file__).with_name('ship.html.jinja'), title, conclusion=outcome.conclusion(),
