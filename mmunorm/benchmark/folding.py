@@ -1,4 +1,4 @@
-"""The benchmark of folding, from a config to a result and its table."""
+"""The benchmark of folding, from a config to a result, its table and its chart."""
 from __future__ import annotations
 
 from collections.abc import Sequence
