@@ -27,6 +27,7 @@ class Step(NamedTuple):
     share: Tensor | None = None  # () this process's share of all tokens; of a synchronized norm
     t: Tensor | None = None  # () number of the step, from 1; of PRepBN
     measured: Tensor | None = None  # the statistics over tokens, of this process alone
+    scale: Tensor | None = None  # (C,) weight * rstd, if a kernel computes it beside rstd
 
 
 @dataclass(eq=False)

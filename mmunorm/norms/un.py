@@ -15,7 +15,7 @@ from ..registry import MODELS
 from . import kernels
 from .averages import arithmetic_mean, finite_or, geometric_mean, is_outlier, moving_average, not_finite, push
 from .base import check_choice
-from .kernels.reference import statistics_dtype, variance_and_mean
+from .kernels.reference import num_tokens, statistics_dtype, variance_and_mean
 from .recompute import PendingSteps, Step
 from .state import OfflineState, check_window
 from .sync import Ranks, is_synchronized, merge_backward, merge_forward
@@ -83,14 +83,20 @@ class OfflineNorm(OfflineState):
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         """Forward 1 to 3 and 5."""
         self._check_progress()
-        measured = self._measure(x, valid)
-        statistics, tokens, share = merge_forward(self.ranks, measured, x, valid)
-        statistic, mean = self._center(statistics)
-        if fused := self._fused_update(self.activation_record, statistic):
-            rstd, averaged, outlier = fused.average_activation(
-                statistic, self.num_batches_tracked, self.running_var, self.activation_record, self.num_outliers,
-                self.exact_steps, self.alpha, self.eps)
-            return Step(rstd, averaged, outlier, mean=mean, share=share, measured=measured)
+        mean = share = None
+        if fused := self._fused_pass(valid, x):
+            statistic = measured = fused.second_moment_parts(x)
+        else:
+            measured = self._measure(x, valid)
+            statistics, tokens, share = merge_forward(self.ranks, measured, x, valid)
+            statistic, mean = self._center(statistics)
+            fused = self._fused_update(self.activation_record, statistic)
+        if fused:
+            rstd, scale, averaged, outlier, s = fused.average_activation(
+                statistic, self.weight, self.num_batches_tracked, self.running_var, self.activation_record,
+                self.num_outliers, self.exact_steps, self.alpha, self.eps)
+            measured = s if measured is statistic else measured
+            return Step(rstd, averaged, outlier, mean=mean, share=share, measured=measured, scale=scale)
         t = self.num_batches_tracked.add_(1)
         s = finite_or(statistic, self.running_var)
         var_hat, averaged, outlier = self.average(s, t > self.exact_steps, tokens)
@@ -113,15 +119,29 @@ class OfflineNorm(OfflineState):
         """Forward 5, Eq. 12."""
         self.running_var.copy_(moving_average(self.running_var, newest, self.alpha))
 
+    def _backward_statistics(self, step: Step, dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor,
+                             mean: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Backward 1 to 4: dgamma, dbeta, the `psi` to use (Eq. 9) and `g_mu`."""
+        self._pending.note_backward_pass(step)
+        if fused := self._fused_pass(valid, dy, x):
+            psi, (dweight, dbias) = fused.average_gradient(
+                fused.gradient_parts(dy, x, rstd), self.psi, self.gradient_record, step.outlier, step.averaged,
+                self.alpha, self.loss_scale, weight, num_tokens(x))
+            return dweight, dbias, psi, None
+        # dgamma and dbeta over all tokens, and the means of dy * z and of dy over the valid ones
+        dweight, dbias, mean_dy_z, mean_dy = kernels.kernels_for(dy, x).gradient_sums(dy, x, rstd, mean, valid)
+        # 1. g_var and g_mu (Eq. 6-9); a constant mean has no gradient
+        g_mean = None if mean is None or self.centered == 'frozen' else weight * mean_dy
+        return dweight, dbias, *self._gradient_statistics(step, weight * mean_dy_z, g_mean)
+
     def _gradient_statistics(self, step: Step, g: Tensor, g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Backward 2 to 4: the `psi` to use (Eq. 9) and `g_mu`, from the statistics of this process."""
-        self._pending.note_backward_pass(step)
         g, g_mean, scale = merge_backward(self.ranks, step.share, g, g_mean, self.loss_scale)
         if self.psi is None:
             return g, g_mean
         if fused := self._fused_update(self.gradient_record, g):
             return fused.average_gradient(g, self.psi, self.gradient_record, step.outlier, step.averaged, self.alpha,
-                                          scale), g_mean
+                                          scale)[0], g_mean
         g = g if scale is None else g / scale  # the state is in units of the unscaled loss
         overflows = not_finite(g)
         used, psi, record = self.average_gradient(torch.where(overflows, self.psi, g), step)
@@ -134,7 +154,14 @@ class OfflineNorm(OfflineState):
 
     def _fused_update(self, record: Tensor | None, statistic: Tensor):
         """Triton's kernels, if they compute the averages of this norm on this device."""
-        return kernels.fused_update(record, statistic) if self.uses_fused_update else None
+        return kernels.fused_update(statistic.dtype, record) if self.uses_fused_update else None
+
+    def _fused_pass(self, valid: Tensor | None, *tokens: Tensor):
+        """Triton's kernels, if nothing comes between a pass over these tokens and the averages."""
+        if (self.centered or valid is not None or not self.uses_fused_update or is_synchronized(self.ranks)
+                or not kernels.has_triton_passes(*tokens)):
+            return None
+        return kernels.fused_update(torch.float32, self.activation_record, self.gradient_record)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (', synchronized' if self.ranks is not None else '')
@@ -242,7 +269,7 @@ class _Normalize(Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, eta, norm, step, valid):
-        scale = weight * step.rstd
+        scale = weight * step.rstd if step.scale is None else step.scale
         # Detached: torch 2.1 drops the hooks of a parameter that is saved within a checkpoint.
         ctx.save_for_backward(x, weight.detach(), scale, step.rstd, step.mean, eta, valid)
         ctx.norm, ctx.step = norm, step
@@ -252,20 +279,15 @@ class _Normalize(Function):
     @once_differentiable
     def backward(ctx, dy: Tensor):
         x, weight, scale, rstd, mean, eta, valid = ctx.saved_tensors
-        dy, is_frozen = dy.contiguous(), ctx.norm.centered == 'frozen'
-        passes = kernels.kernels_for(dy, x)
-        # dgamma and dbeta over all tokens, and the means of dy * z and of dy over the valid ones
-        dweight, dbias, mean_dy_z, mean_dy = passes.gradient_sums(dy, x, rstd, mean, valid)
-        # 1. g_var and g_mu (Eq. 6-9); a constant mean has no gradient
-        psi, g_mean = ctx.norm._gradient_statistics(
-            ctx.step, weight * mean_dy_z, None if mean is None or is_frozen else weight * mean_dy)
+        dy = dy.contiguous()
+        dweight, dbias, psi, g_mean = ctx.norm._backward_statistics(ctx.step, dy, x, weight, rstd, mean, valid)
         dx = deta = None
         if ctx.needs_input_grad[0]:  # 5. Eq. 9: (weight * dy - g_mean - (x - mean) * rstd * psi) * rstd
             at_zero = None  # what does not depend on x and dy
             if mean is not None:
                 at_zero = rstd * (mean * rstd * psi if g_mean is None else mean * rstd * psi - g_mean)
             direct = scale if eta is None else scale + eta
-            dx = passes.input_gradient(dy, x, direct, psi, rstd, at_zero, valid)
+            dx = kernels.kernels_for(dy, x).input_gradient(dy, x, direct, psi, rstd, at_zero, valid)
         if eta is not None:  # sum(dy * x)
             deta = (dweight / rstd if mean is None else dweight / rstd + mean * dbias).sum().view(1)
         return dx, dweight, dbias, deta, None, None, None

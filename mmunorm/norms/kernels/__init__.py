@@ -28,17 +28,20 @@ def triton_kernels() -> ModuleType | None:
         return None
 
 
+def has_triton_passes(*tokens: Tensor) -> bool:
+    """Whether the Triton kernels support these inputs `(..., C)`."""
+    return not is_compiling() and triton_kernels() is not None and all(
+        x.is_cuda and x.dtype != torch.float64 and x.numel() and x.is_contiguous() for x in tokens)
+
+
 def kernels_for(*tokens: Tensor) -> ModuleType:
     """The module with the passes over these inputs `(..., C)`: the Triton kernels if they support them."""
-    if is_compiling() or not all(x.is_cuda and x.dtype != torch.float64 and x.numel() and x.is_contiguous()
-                                 for x in tokens):
-        return reference
-    return triton_kernels() or reference
+    return triton_kernels() if has_triton_passes(*tokens) else reference
 
 
-def fused_update(record: Tensor, statistic: Tensor) -> ModuleType | None:
-    """The Triton kernels, if they compute UN's averages over this record `(M, C)`; None for plain torch."""
-    if (is_compiling() or not record.is_cuda or len(record) > _LONGEST_RECORD
-            or not record.dtype == statistic.dtype == torch.float32):
+def fused_update(dtype: torch.dtype, *records: Tensor) -> ModuleType | None:
+    """The Triton kernels, if they compute UN's averages over these records `(M, C)` of statistics; None otherwise."""
+    if is_compiling() or not all(record.is_cuda and len(record) <= _LONGEST_RECORD
+                                 and record.dtype == dtype == torch.float32 for record in records):
         return None
     return triton_kernels()

@@ -1,10 +1,11 @@
 """Triton kernels for a GPU.
 
 The passes of `reference`, each of which reads its input once; and the averages over steps of
-:mod:`mmunorm.norms.un`, one launch each, only for UN's own averages.
+:mod:`mmunorm.norms.un`, one launch each, only for UN's own averages. Those also add up the partial sums of a pass, so
+that a layer has three launches forward and three backward.
 
 Input is contiguous and not empty, float16, bfloat16 or float32; sums are in float32. Reductions have two steps,
-programs' partial sums and torch's sum of those, so that equal inputs have equal results bit by bit. Without a GPU,
+programs' partial sums and the sum of those, so that equal inputs have equal results bit by bit. Without a GPU,
 `TRITON_INTERPRET=1` runs the kernels on a CPU, for tests.
 """
 from __future__ import annotations
@@ -21,11 +22,16 @@ from . import reference
 
 # Elements of a tile, and how many programs a reduction is spread over.
 _TILE = 4096
-_PROGRAMS = 1024
+_PROGRAMS = 512
 
 
 def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:
-    return _sum_products(x, None, None, None, valid)[2]
+    return _total(_partial_sums(x, None, None, None, valid), valid)[2]
+
+
+def second_moment_parts(x: Tensor) -> Tensor:
+    """`(P, C)`, whose sum over P is the second moment."""
+    return _partial_sums(x, None, None, None, None)[:, 2]
 
 
 def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -34,7 +40,12 @@ def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
 
 def gradient_sums(dy: Tensor, x: Tensor, rstd: Tensor, mean: Tensor | None = None,
                   valid: Tensor | None = None) -> tuple[Tensor, ...]:
-    return _sum_products(x, dy, rstd, mean, valid).unbind()
+    return _total(_partial_sums(x, dy, rstd, mean, valid), valid).unbind()
+
+
+def gradient_parts(dy: Tensor, x: Tensor, rstd: Tensor) -> Tensor:
+    """`(P, 2, C)`, whose sums over P are those of `dy * z` and `dy` over all tokens."""
+    return _partial_sums(x, dy, rstd, None, None)[:, :2]
 
 
 def input_gradient(dy: Tensor, x: Tensor, direct: Tensor, psi: Tensor, rstd: Tensor, constant: Tensor | None = None,
@@ -66,9 +77,9 @@ def _map_tokens(x: Tensor, slope: Tensor, constant: Tensor | None, rstd: Tensor 
     return out
 
 
-def _sum_products(x: Tensor, dy: Tensor | None, rstd: Tensor | None, mean: Tensor | None,
+def _partial_sums(x: Tensor, dy: Tensor | None, rstd: Tensor | None, mean: Tensor | None,
                   valid: Tensor | None) -> Tensor:
-    """The sums of :func:`_products` over all tokens, and their means over the valid ones, `(4, C)`."""
+    """The sums of :func:`_products`, `(P, 4, C)` of P programs."""
     tokens, channels = reference.num_tokens(x), x.shape[-1]
     blocks = _blocks(channels)
     columns = triton.cdiv(channels, blocks['BLOCK_C'])
@@ -80,6 +91,11 @@ def _sum_products(x: Tensor, dy: Tensor | None, rstd: Tensor | None, mean: Tenso
     with _on(x):
         _products[programs, columns](x, dy, rstd, mean, _bytes(valid), partial, tokens, rows, channels,
                                      1 / tokens if valid is None else 1., **blocks)
+    return partial
+
+
+def _total(partial: Tensor, valid: Tensor | None) -> Tensor:
+    """The sums of :func:`_products` over all tokens, and their means over the valid ones, `(4, C)`."""
     sums = partial.sum(dim=0)
     if valid is not None:
         sums[2:] /= valid.sum()
@@ -160,38 +176,45 @@ def _map(x, slope, constant, rstd, dy, direct, valid, out, tokens, channels, BLO
     tl.store(out + place, result.to(out.dtype.element_ty), inside)
 
 
-def average_activation(statistic: Tensor, t: Tensor, running_var: Tensor, record: Tensor,
+def average_activation(statistic: Tensor, weight: Tensor, t: Tensor, running_var: Tensor, record: Tensor,
                        num_outliers: Tensor | None, exact_steps: int, alpha: float,
-                       eps: float) -> tuple[Tensor, Tensor, Tensor | None]:
+                       eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
     """`UN.average` of the statistic, in one launch; it averages after `exact_steps` steps.
 
-    Returns `1 / sqrt(var_hat + eps)`, `averaged` and `outlier`. Updates `t`, `running_var`, `record`, and
-    `num_outliers`, None without the filter.
+    `statistic` is `(C,)`, or the `(P, C)` of :func:`second_moment_parts`. Returns `1 / sqrt(var_hat + eps)`, `weight`
+    times that, `averaged`, `outlier` and the statistic. Updates `t`, `running_var`, `record`, and `num_outliers`, None
+    without the filter.
     """
-    rstd = torch.empty_like(statistic)
+    parts = statistic.unsqueeze(0) if statistic.dim() == 1 else statistic
+    rstd, scale, s = torch.empty(3, len(weight), dtype=torch.float32, device=weight.device)
     outlier = None if num_outliers is None else torch.empty_like(num_outliers, dtype=torch.bool)
     averaged = torch.empty_like(t, dtype=torch.bool)
     with _on(statistic):
         _average_activation[(1, )](
-            statistic, t, running_var, record, num_outliers, rstd, _bytes(outlier), _bytes(averaged), len(statistic),
-            exact_steps, alpha, eps, WINDOW=len(record), **_all_channels(statistic))
+            parts, weight, t, running_var, record, num_outliers, rstd, scale, s, _bytes(outlier), _bytes(averaged),
+            len(parts), parts.stride(0), len(weight), exact_steps, alpha, eps, WINDOW=len(record),
+            **_all_channels(weight))
     _mark_changed(t, running_var, record, num_outliers)
-    return rstd, averaged, outlier
+    return rstd, scale, averaged, outlier, s
 
 
 def average_gradient(g: Tensor, psi: Tensor, record: Tensor, outlier: Tensor | None, averaged: Tensor, alpha: float,
-                     loss_scale: Tensor | int | None) -> Tensor:
+                     loss_scale: Tensor | int | None, weight: Tensor | None = None,
+                     tokens: int = 1) -> tuple[Tensor, Tensor | None]:
     """The `psi` that a step uses, of `UN.average_gradient`, in one launch.
 
-    Updates `psi` and `record` `(M, C)`, which do not contain the loss scale.
+    `g` is `(C,)`, or with `weight` the `(P, 2, C)` of :func:`gradient_parts` of so many tokens, whose sums `(2, C)` it
+    also returns. Updates `psi` and `record` `(M, C)`, which do not contain the loss scale.
     """
-    used = torch.empty_like(g)
-    scale, factor = (loss_scale, 1.) if isinstance(loss_scale, Tensor) else (None, float(loss_scale or 1))
-    with _on(g):
-        _average_gradient[(1, )](g, psi, record, _bytes(outlier), _bytes(averaged), scale, factor, used, len(g), alpha,
-                                 WINDOW=len(record), **_all_channels(g))
+    parts = g.unsqueeze(0) if weight is None else g
+    used, sums = torch.empty_like(psi), None if weight is None else parts.new_empty(parts.shape[1:])
+    scale, units = (loss_scale, 1.) if isinstance(loss_scale, Tensor) else (None, float(loss_scale or 1))
+    with _on(parts):
+        _average_gradient[(1, )](
+            parts, weight, sums, psi, record, _bytes(outlier), _bytes(averaged), scale, units, used, len(parts),
+            parts.stride(0), 1 / tokens, len(psi), alpha, WINDOW=len(record), **_all_channels(psi))
     _mark_changed(psi, record)
-    return used
+    return used, sums
 
 
 def _mark_changed(*tensors: Tensor | None) -> None:
@@ -204,7 +227,17 @@ def _mark_changed(*tensors: Tensor | None) -> None:
 def _all_channels(values: Tensor) -> dict[str, int]:
     """One program has all channels, since the outlier test is over all of them."""
     block = triton.next_power_of_2(len(values))
-    return dict(BLOCK_C=block, num_warps=min(16, max(1, block // 256)))
+    return dict(BLOCK_C=block, BLOCK_P=max(1, _TILE // block), num_warps=8)
+
+
+@triton.jit
+def _sum_parts(parts, rows, stride, c, inside, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    """The sum of `rows` rows."""
+    total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+    for first in range(0, rows, BLOCK_P):
+        p = first + tl.arange(0, BLOCK_P)
+        total += tl.load(parts + p[:, None] * stride + c[None, :], (p < rows)[:, None] & inside[None, :], 0)
+    return tl.sum(total, 0)
 
 
 @triton.jit
@@ -218,15 +251,17 @@ def _is_finite(value):
 
 
 @triton.jit
-def _average_activation(statistic, step, running_var, record, outliers, rstd_out, outlier_out, averaged_out, channels,
-                        exact_steps, alpha, eps, WINDOW: tl.constexpr, BLOCK_C: tl.constexpr):
+def _average_activation(parts, weight, step, running_var, record, outliers, rstd_out, scale_out, s_out, outlier_out,
+                        averaged_out, rows, stride, channels, exact_steps, alpha, eps, WINDOW: tl.constexpr,
+                        BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
     c = tl.arange(0, BLOCK_C)
     inside = c < channels
     t = tl.load(step) + 1
     tl.store(step, t)
     settled = t > exact_steps
     running = tl.load(running_var + c, inside, 0)
-    value = tl.load(statistic + c, inside, 0)
+    value = _sum_parts(parts, rows, stride, c, inside, BLOCK_P, BLOCK_C)
+    tl.store(s_out + c, value, inside)
     s = tl.where(_is_finite(value), value, running)
     found = settled & False
     if outliers is not None:  # V of Eq. 19, of the record as it is before this step
@@ -258,20 +293,28 @@ def _average_activation(statistic, step, running_var, record, outliers, rstd_out
     averaged = settled & (found == 0)
     tl.store(averaged_out, averaged.to(tl.uint8))
     var_hat = tl.where(averaged, gm, s)
-    tl.store(rstd_out + c, 1 / tl.sqrt(var_hat + eps), inside)
+    rstd = 1 / tl.sqrt(var_hat + eps)
+    tl.store(rstd_out + c, rstd, inside)
+    tl.store(scale_out + c, tl.load(weight + c, inside, 0).to(tl.float32) * rstd, inside)
     tl.store(running_var + c, _moving_average(running, var_hat, alpha), inside)
 
 
 @triton.jit
-def _average_gradient(g, psi, record, outlier, averaged, loss_scale, factor, used_out, channels, alpha,
-                      WINDOW: tl.constexpr, BLOCK_C: tl.constexpr):
+def _average_gradient(parts, weight, sums, psi, record, outlier, averaged, loss_scale, units, used_out, rows, stride,
+                      factor, channels, alpha, WINDOW: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    """`g` is the sum of the parts; with `weight`, `weight * factor` times that, and `sums` are stored."""
     c = tl.arange(0, BLOCK_C)
     inside = c < channels
     old = tl.load(psi + c, inside, 0)
-    units = factor
     if loss_scale is not None:
         units = tl.load(loss_scale).to(tl.float32)
-    value = tl.load(g + c, inside, 0) / units
+    g = _sum_parts(parts, rows, stride, c, inside, BLOCK_P, BLOCK_C)
+    if weight is not None:
+        tl.store(sums + c, g, inside)
+        total = _sum_parts(parts + channels, rows, stride, c, inside, BLOCK_P, BLOCK_C)
+        tl.store(sums + channels + c, total, inside)
+        g *= tl.load(weight + c, inside, 0).to(tl.float32) * factor
+    value = g / units
     finite = tl.min(_is_finite(value).to(tl.int32), 0) > 0
     exact = tl.where(_is_finite(value), value, old)
     recorded = exact

@@ -5,11 +5,13 @@ import copy
 import itertools
 import os
 import sys
+from contextlib import contextmanager
 from unittest import mock
 
 import torch
 import triton
 import triton.language as tl
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmunorm.norms import UN
 from mmunorm.norms.kernels import reference
@@ -110,6 +112,64 @@ def check_averages(channels, window, filtered, centered, huge):
         assert plain.num_outliers > 0
 
 
+def check_whole_steps(shape, dtype, loss_scale):
+    """Eight steps of UN in Triton, three launches forward and three backward, and in plain torch."""
+    plain = UN(shape[-1], warmup_iters=2).to(DEVICE)
+    fused = copy.deepcopy(plain)
+    plain.uses_fused_update = False
+    plain.loss_scale = fused.loss_scale = loss_scale
+    generator = torch.Generator().manual_seed(shape[-1])
+    for t in range(1, 9):
+        x, dy = torch.randn(2, *shape, generator=generator).mul(1 + 99 * (t == 7)).to(DEVICE, dtype)
+        results = []
+        for norm in (plain, fused):
+            leaf = x.clone().requires_grad_()
+            with Launches(norm is fused) as forward:
+                y = norm(leaf)
+            with Launches(norm is fused) as backward:
+                gradients = torch.autograd.grad(y, (leaf, norm.weight, norm.bias), dy)
+            results.append((y, *gradients))
+        assert forward.launched == backward.launched == 3 * ['Triton'], (forward.launched, backward.launched)
+        for ours, theirs in zip(*results, strict=True):
+            close(ours, theirs, dtype, scale=float(theirs.detach().abs().max()) + 1)
+        same(plain.buffers(), fused.buffers())
+    assert plain.num_outliers > 0
+
+
+class Launches(TorchDispatchMode):
+    """The kernels that run, of torch or of Triton: operators that allocate or return a view launch none."""
+
+    def __init__(self, triton):
+        super().__init__()
+        self.launched, self.in_interpreter = [], False
+        self.patches = [mock.patch.object(kernels, '_on', self.triton_launch)]
+        if triton:
+            self.patches.append(mock.patch('mmunorm.norms.kernels.has_triton_passes', lambda *tokens: True))
+
+    @contextmanager
+    def triton_launch(self, x):
+        self.launched.append('Triton')
+        self.in_interpreter = True
+        yield
+        self.in_interpreter = False
+
+    def __enter__(self):
+        for patch in self.patches:
+            patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        for patch in self.patches:
+            patch.stop()
+        return super().__exit__(*error)
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        is_view = any(value.alias_info and not value.alias_info.is_write for value in operator._schema.returns)
+        if not (is_view or 'empty' in str(operator) or self.in_interpreter):
+            self.launched.append(str(operator))
+        return operator(*args, **kwargs or {})
+
+
 def same(ours, theirs):
     for a, b in zip(ours, theirs, strict=True):
         assert (a is None) == (b is None)
@@ -127,9 +187,12 @@ if __name__ == '__main__':
         sys.exit(77)  # test_triton.py skips
     check_all(itertools.product(SHAPES, [torch.float32], (False, True), (False, True)))
     check_all((shape, torch.float16, masked, masked) for shape in SHAPES[1:] for masked in (False, True))
-    mock.patch('mmunorm.norms.kernels.fused_update', lambda record, statistic: kernels).start()
+    mock.patch('mmunorm.norms.kernels.fused_update', lambda dtype, *records: kernels).start()
     for case in AVERAGES:
         check_averages(*case)
+    for shape, dtype, scale in (((1, 33, 130), torch.float32, None), ((3, 50, 7), torch.float16, 4.)):
+        check_whole_steps(shape, dtype, None if scale is None else torch.tensor(scale, device=DEVICE))
     kernels._PROGRAMS = 2
+    check_whole_steps((3000, 3), torch.float32, None)
     check_all((shape, torch.float32, masked, masked) for shape in LONG_SHAPES for masked in (False, True))
     print('all cases agree')

@@ -43,10 +43,11 @@ if __name__ == '__main__':
         compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=FLOAT, rstd=None, dy=None, direct=None,
                     valid=None, out=dtype)
     for gpu, number, flag in ((80, COUNT, FLAGS), (90, None, None)):
-        blocks = dict(WINDOW=4, BLOCK_C=1024)
-        compile_for(gpu, kernels._average_activation, blocks, statistic=FLOAT, step=COUNT, running_var=FLOAT,
-                    record=FLOAT, outliers=number, rstd_out=FLOAT, outlier_out=flag, averaged_out=FLAGS, alpha='fp32',
-                    eps='fp32')
-        compile_for(gpu, kernels._average_gradient, blocks, g=FLOAT, psi=FLOAT, record=FLOAT, outlier=flag,
-                    averaged=FLAGS, loss_scale=FLOAT if number else None, factor='fp32', used_out=FLOAT, alpha='fp32')
+        blocks, dtype = dict(WINDOW=4, BLOCK_P=4, BLOCK_C=1024), FLOAT if number else '*bf16'
+        compile_for(gpu, kernels._average_activation, blocks, parts=FLOAT, weight=dtype, step=COUNT, running_var=FLOAT,
+                    record=FLOAT, outliers=number, rstd_out=FLOAT, scale_out=FLOAT, s_out=FLOAT, outlier_out=flag,
+                    averaged_out=FLAGS, alpha='fp32', eps='fp32')
+        compile_for(gpu, kernels._average_gradient, blocks, parts=FLOAT, weight=FLOAT if number else None,
+                    sums=FLOAT if number else None, psi=FLOAT, record=FLOAT, outlier=flag, averaged=FLAGS,
+                    loss_scale=FLOAT if number else None, units='fp32', used_out=FLOAT, factor='fp32', alpha='fp32')
     print('all kernels compile')
