@@ -127,10 +127,10 @@ def write_graph(graph, images, path):
     for node in content.graph.node:
         if node.op_type in ('ReduceMean', 'ReduceMin') and len(node.input) == 2:
             name = node.input.pop()
-            axes, = (each for each in content.graph.initializer if each.name == name)
+            axes, = (tensor for tensor in content.graph.initializer if tensor.name == name)
             node.attribute.append(onnx.helper.make_attribute('axes', onnx.numpy_helper.to_array(axes).tolist()))
-        for each in [each for each in node.attribute if each.name in NEWER]:
-            node.attribute.remove(each)
+        for attribute in [attribute for attribute in node.attribute if attribute.name in NEWER]:
+            node.attribute.remove(attribute)
     content.opset_import[0].version = 17
     onnx.save(content, path)
 
@@ -177,7 +177,7 @@ def transform(file, folder, height, width):
     if not network.exists():
         run_tool(folder, 'transform.log', 'sophgo', 'model_transform', '--model_name', 'network', '--model_def', file,
                  '--input_shapes', f'[[1,3,{height},{width}]]', '--mean', ','.join(map(str, MEAN)),
-                 '--scale', ','.join(f'{1 / each:.6f}' for each in STD), '--pixel_format', 'rgb',
+                 '--scale', ','.join(f'{1 / std:.6f}' for std in STD), '--pixel_format', 'rgb',
                  '--mlir', network.name)
     return network
 
@@ -284,7 +284,7 @@ def main(argv=None):
     for row in new_rows(args, set(rows)):
         print({key: row.get(key) for key in (*KEY, 'ms', 'error')}, flush=True)
         rows[tuple(row[key] for key in KEY)] = row
-        write_text(args.out, ''.join(json.dumps(each) + '\n' for each in rows.values()))
+        write_text(args.out, ''.join(json.dumps(entry) + '\n' for entry in rows.values()))
     rows = sorted(rows.values(), key=lambda row: NETWORKS.index(row['network']))
     with whole_file(ROOT / 'docs/images/chips.png') as part:
         chart(rows).savefig(part, dpi=120)

@@ -52,7 +52,7 @@ def tokens_of(model, crops, test, folder):
         out, = np.load(folder / 'out.npz').values()
         found[0].append(session.run(None, dict(images=image))[0][0])
         found[1].append(out.reshape(-1))
-    return *(torch.from_numpy(np.stack(each)) for each in found), ms
+    return *(torch.from_numpy(np.stack(outputs)) for outputs in found), ms
 
 
 @command

@@ -136,19 +136,19 @@ def chart(rows):
             if row['network'] == network:
                 by_machine.setdefault(row['environment']['cpu'], {})[row['format'], row['model']] = row
         cpu, found = max(by_machine.items(), key=lambda item: len(item[1]))
-        for place, name in enumerate(formats):
+        for y, name in enumerate(formats):
             if (name, 'UN') not in found:
-                axes.text(0.01, place, 'not measured', color='0.5', fontsize='small', va='center',
+                axes.text(0.01, y, 'not measured', color='0.5', fontsize='small', va='center',
                           transform=axes.get_yaxis_transform())
                 continue
             for model in filter(lambda model: (name, model) in found, COLOURS):
                 time = found[name, model]['latency_ms']
-                axes.plot([time['low'], time['high']], [place] * 2, color=COLOURS[model], alpha=0.5)
-                axes.plot(time['median'], place, 'o', color=COLOURS[model], markersize=5, label=model)
+                axes.plot([time['low'], time['high']], [y] * 2, color=COLOURS[model], alpha=0.5)
+                axes.plot(time['median'], y, 'o', color=COLOURS[model], markersize=5, label=model)
             speed, control = found[name, 'UN']['to_baseline'], found[name, 'UN']['control']['ratio']
             if not speed['low'] <= 1 <= speed['high'] and abs(speed['value'] - 1) > abs(control['value'] - 1):
                 end = max(found[name, model]['latency_ms']['high'] for model in ('LN', 'UN'))
-                axes.annotate(f'{speed["value"]:.2f}x', (end, place), (5, 0), textcoords='offset points',
+                axes.annotate(f'{speed["value"]:.2f}x', (end, y), (5, 0), textcoords='offset points',
                               fontsize='small', va='center')
         axes.set_yticks(range(len(formats)), [labels[name] for name in formats], fontsize='small')
         axes.set(xlim=(0, 1.2 * axes.get_xlim()[1]), ylim=(len(formats) - 0.4, -0.6))

@@ -45,7 +45,7 @@ def draw(axes, data, table, metric, columns):
     spec = TABLES[table]
     labels = list(spec['rows'])
     fills = ('none', 'full')[-len(columns):]
-    for place, wanted in enumerate(spec['rows'].values()):
+    for y, wanted in enumerate(spec['rows'].values()):
         means = []
         for header, fill in zip(columns, fills, strict=True):
             rows = selected(data, spec['where'], wanted, split(spec['columns'][header])[1])
@@ -54,19 +54,19 @@ def draw(axes, data, table, metric, columns):
             colour = NORM_COLOURS.get(rows[0]['norm'], GREY)
             found = summary(rows, metric)
             if found is None:
-                axes.text(0.01, place, FAIL, color=colour, fontsize='small', va='center',
+                axes.text(0.01, y, FAIL, color=colour, fontsize='small', va='center',
                           transform=axes.get_yaxis_transform())
                 continue
             mean, spread, _ = found
             means.append(mean)
             if values := scores(rows, metric):
-                axes.plot(values, [place] * len(values), 'o', color=colour, fillstyle=fill, alpha=0.7, zorder=3)
+                axes.plot(values, [y] * len(values), 'o', color=colour, fillstyle=fill, alpha=0.7, zorder=3)
                 if len(values) > 1:
-                    axes.plot(mean, place, '|', color=colour, markersize=16, markeredgewidth=2)
+                    axes.plot(mean, y, '|', color=colour, markersize=16, markeredgewidth=2)
             else:
-                axes.errorbar(mean, place, xerr=spread, fmt='o', color=colour, fillstyle=fill, capsize=3, zorder=3)
+                axes.errorbar(mean, y, xerr=spread, fmt='o', color=colour, fillstyle=fill, capsize=3, zorder=3)
         if len(means) > 1:
-            axes.plot(means, [place] * 2, color=colour, linewidth=1, alpha=0.5)
+            axes.plot(means, [y] * 2, color=colour, linewidth=1, alpha=0.5)
     axes.set_yticks(range(len(labels)), [wrapped(short(label), 1.9) for label in labels], fontsize='small')
     axes.set(ylim=(len(labels) - 0.4, -0.6), xlabel=metric_label(metric))
 

@@ -71,7 +71,7 @@ def measured(name, rounds, folder):
     for run in runs.values():
         run()
     times = InterleavedTimer(runs, torch.device('cpu')).time(rounds)
-    ms = {run: [1000 * each for each in seconds] for run, seconds in times.items()}
+    ms = {run: [1000 * second for second in seconds] for run, seconds in times.items()}
     return dict(row, ms=ms, torch=torch.__version__, cpu=re.search(
         r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text())[1])
 
@@ -85,7 +85,7 @@ def main(argv=None):
             row = measured(name, args.rounds, Path(folder))
         with open(args.out / 'export_families.jsonl', 'a') as file:
             print(json.dumps(row), file=file)
-        ms = {run: np.median(each) for run, each in row['ms'].items()}
+        ms = {run: np.median(times) for run, times in row['ms'].items()}
         lines.append([name, f'{row["folded"]} of {row["norms"]}', f'{row["difference"]:.0e}', f'{ms["LN"]:.0f}',
                       f'{ms["UN"]:.0f}', f'{ms["LN"] / ms["UN"]:.2f}x', f'{ms["LN again"] / ms["LN"]:.2f}x'])
     header = ['model', 'norms folded', 'difference, float', 'LN, ms', 'UN, ms', 'LN / UN', 'control']

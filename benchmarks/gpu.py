@@ -181,9 +181,9 @@ def fusion_table(path):
     for row in map(json.loads, path.read_text().splitlines() if path.is_file() else ()):
         cells.setdefault((row['model'], row['mode']), {})[row['name']] = row['error'] or (
             f'{row["throughput"]["median"]:.4g} ({row["peak_memory"] / 1e6:.0f})')
-    names = list(dict.fromkeys(name for each in cells.values() for name in each))
+    names = list(dict.fromkeys(name for row in cells.values() for name in row))
     return markdown_table(('model', 'mode', *names), [
-        (*key, *(each.get(name, '-') for name in names)) for key, each in cells.items()])
+        (*key, *(row.get(name, '-') for name in names)) for key, row in cells.items()])
 
 
 def digits_table(folder):
@@ -261,10 +261,10 @@ def main(argv=None):
             print(f'=== {result}', flush=True)
             path.write_text(''.join(json.dumps(row) + '\n' for row in rows))
             write_page(rows, out)
-            made = shutil.make_archive(str(out / 'gpu'), 'zip', out / 'report')  # after each command
+            archive = shutil.make_archive(str(out / 'gpu'), 'zip', out / 'report')  # after each command
             if args.device == 'cuda':
                 keep_rows(out / 'report/results', ROOT / 'benchmarks/results')
-    print(f'\n{device_name(device)}: {out}/report/gpu.md\nTo send back: {made}')
+    print(f'\n{device_name(device)}: {out}/report/gpu.md\nTo send back: {archive}')
 
 
 if __name__ == '__main__':

@@ -92,9 +92,9 @@ def figure_of(args):
         last.plot(layers, np.abs(weights(scheme, args)), '.', color=colour, markersize=3)
         last.plot(layers, derived, color=colour, linewidth=1)
     last.set(yscale='log', ylim=(1e-4, 1.5))
-    for scheme, place, colour in (('PreNorm', 0.14, 'black'), ('PostNorm', 0.04, '0.4'),
+    for scheme, height, colour in (('PreNorm', 0.14, 'black'), ('PostNorm', 0.04, '0.4'),
                                   ('ScaledResidual', 2e-4, '0.6')):
-        last.annotate(scheme, (2, place), fontsize='small', color=colour)
+        last.annotate(scheme, (2, height), fontsize='small', color=colour)
     last.set_title('residual branches: correlation\nwith the end of the stream', fontsize='small')
     small_labels(last, 'layer', '')
     finish(figure, 1.2, f'Initial weights, {args.layers} layers of width {args.width}')

@@ -47,11 +47,11 @@ def error_text(error: Exception) -> str:
     """An exception as one line, with its location if a config raised it, and the line of code if it has no message."""
     message = error.args[0] if isinstance(error, KeyError) and error.args else error
     text = f'{type(error).__name__}: {" ".join(str(message).split())}'.removesuffix(': ')
-    places = traceback.extract_tb(error.__traceback__)
-    if places and (places[-1].name == '<module>' or not str(message).strip()):
-        place = places[-1]
-        code = '' if place.name == '<module>' else f': {place.line}'
-        return f'{text} ({place.filename}, line {place.lineno}{code})'
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames and (frames[-1].name == '<module>' or not str(message).strip()):
+        frame = frames[-1]
+        code = '' if frame.name == '<module>' else f': {frame.line}'
+        return f'{text} ({frame.filename}, line {frame.lineno}{code})'
     return text
 
 
@@ -66,12 +66,12 @@ def plural(number: int, noun: str) -> str:
     return f'{number} {noun}{"" if number == 1 else "s"}'
 
 
-def misspelt(place: str, arguments: Mapping, cls: type) -> str:
+def misspelt(part: str, arguments: Mapping, cls: type) -> str:
     """A message on an argument that `cls` does not take, if it takes one of a similar name, or ''."""
     known = {name for base in cls.__mro__ for name in signature(base.__init__).parameters}
     for name in arguments:
         if name not in known | {'type', '_scope_'} and (found := get_close_matches(name, known, n=1)):
-            return f'{place}.{name}: {cls.__name__} has no such argument; did you mean {place}.{found[0]}?'
+            return f'{part}.{name}: {cls.__name__} has no such argument; did you mean {part}.{found[0]}?'
     return ''
 
 

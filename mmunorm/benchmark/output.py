@@ -46,12 +46,12 @@ def draw_bars(axes: Axes, series: Mapping[str, Mapping[str, dict[str, float] | f
     groups = list(dict.fromkeys(group for values in series.values() for group in values))
     width = 0.8 / max(len(series), 1)
     for i, (name, values) in enumerate(series.items()):
-        places = [groups.index(group) + (i - (len(series) - 1) / 2) * width for group in values]
+        positions = [groups.index(group) + (i - (len(series) - 1) / 2) * width for group in values]
         values = [value if isinstance(value, dict) else dict(value=value) for value in values.values()]
         heights = [value.get('value', value.get('median')) for value in values]
         errors = [[max(0, sign * (value.get(side, height) - height))
                    for value, height in zip(values, heights, strict=True)] for sign, side in ((-1, 'low'), (1, 'high'))]
-        bars = axes.bar(places, heights, width, yerr=errors, capsize=3, color=COLOURS[i % len(COLOURS)], label=name)
+        bars = axes.bar(positions, heights, width, yerr=errors, capsize=3, color=COLOURS[i % len(COLOURS)], label=name)
         axes.bar_label(bars, fmt='%.4g', label_type='center', fontsize=7, color='white')
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(label)

@@ -246,8 +246,8 @@ def _warn_of_unread(cfg: Config, options: Iterable[str]) -> None:
     A misspelt argument of CheckpointHook is an error: the hook takes it, and fails at the first checkpoint.
     """
     for key in options:
-        top, place, name = key.partition('.')[0], *key.rpartition('.')[::2]
-        if place == 'default_hooks.checkpoint' and (problem := misspelt(place, {name: None}, CheckpointHook)):
+        top, part, name = key.partition('.')[0], *key.rpartition('.')[::2]
+        if part == 'default_hooks.checkpoint' and (problem := misspelt(part, {name: None}, CheckpointHook)):
             raise PreflightError(f'--cfg-options {problem}')
         if top in _READ:
             continue

@@ -77,22 +77,22 @@ def check_classes(cfg: Config, splits: Sequence[str]) -> None:
     for split in splits:
         for dataset in leaf_datasets(cfg, split):
             names, (root, folders) = classes_of(dataset), _class_folders(dataset)
-            place = f'the classes of {split}_dataloader'
+            source = f'the classes of {split}_dataloader'
             if folders:
-                _check_folders(root, folders, names, place, 'classes' in _configured(dataset))
-            for kind, what, found in (('classes', place, names), ('folders', f'the folders of {root}', folders)):
+                _check_folders(root, folders, names, source, 'classes' in _configured(dataset))
+            for kind, what, found in (('classes', source, names), ('folders', f'the folders of {root}', folders)):
                 if found:
                     _check_same(what, found, *first.setdefault(kind, (what, found)))
             labels = max(labels, _number_of_labels(dataset))
             if names and labels > len(names):
                 raise PreflightError(f'{dataset["ann_file"]} of {split}_dataloader has the label {labels - 1}, and '
-                                     f'{place} are {len(names)}, from label 0 on: {few(names)}.')
-    place, names = first.get('classes') or first.get('folders') or ('the labels of ann_file', ())
+                                     f'{source} are {len(names)}, from label 0 on: {few(names)}.')
+    source, names = first.get('classes') or first.get('folders') or ('the labels of ann_file', ())
     for key, head in _heads(cfg):
         option = 'num_things_classes' if 'num_things_classes' in head else 'num_classes'
         number, wanted = head.get(option), len(names) or labels
         if isinstance(number, int) and (number < wanted or names and number > wanted):
-            raise PreflightError(f'{key}.{option} is {number}, and {place} are {wanted}'
+            raise PreflightError(f'{key}.{option} is {number}, and {source} are {wanted}'
                                  f'{names and f": {few(names)}" or ""}; set {key}.{option}={wanted}.')
 
 
@@ -134,12 +134,12 @@ def _number_of_labels(dataset: dict) -> int:
     return max(map(int, labels), default=-1) + 1
 
 
-def _check_folders(root: str, folders: tuple[str, ...], names: tuple[str, ...], place: str, configured: bool) -> None:
+def _check_folders(root: str, folders: tuple[str, ...], names: tuple[str, ...], source: str, configured: bool) -> None:
     """Compares class folders with the names of the classes."""
     if hidden := [folder for folder in folders if folder.startswith('.')]:
         raise PreflightError(f'{root} has the hidden folder {hidden[0]}, which counts as a class: remove it.')
     if names and not configured and len(names) != len(folders):
-        raise PreflightError(f'{root} has {len(folders)} class folders, and {place}, those of its type, are '
+        raise PreflightError(f'{root} has {len(folders)} class folders, and {source}, those of its type, are '
                              f'{len(names)}: name the folders in metainfo.classes of the data set.')
     # Folders may have numbers, as ImageNet's, and the classes names.
     numbers = [int(folder.lstrip('n')) for folder in folders if re.fullmatch(r'n?\d+', folder)]
@@ -151,7 +151,7 @@ def _check_folders(root: str, folders: tuple[str, ...], names: tuple[str, ...], 
             raise PreflightError(f'{problem} and the class {names[label]!r}; write the numbers with as many digits.')
         warn(f'{problem}.')
     elif configured and not numbered:
-        _check_same(f'the folders of {root}', folders, place, names)
+        _check_same(f'the folders of {root}', folders, source, names)
 
 
 def _check_same(what: str, names: tuple[str, ...], other: str, others: tuple[str, ...]) -> None:

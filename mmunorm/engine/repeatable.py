@@ -133,9 +133,9 @@ class _Numbered:
     def __iter__(self):
         for index in self.sampler:
             # The 1 distinguishes it from a step's key: SeedSequence ignores trailing zeros.
-            place = (*self._seed, self._epoch, self._position, 1)
+            key = (*self._seed, self._epoch, self._position, 1)
             self._position += 1
-            yield _Index(index, place)
+            yield _Index(index, key)
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -147,15 +147,15 @@ class _Numbered:
 
 
 class _Index(int):
-    """An index with its place: seed, rank, epoch, position, 1."""
+    """An index with its key: seed, rank, epoch, position, 1."""
 
-    def __new__(cls, index: int, place: tuple[int, ...]):
+    def __new__(cls, index: int, key: tuple[int, ...]):
         self = super().__new__(cls, index)
-        self.place = place
+        self.key = key
         return self
 
     def __getnewargs__(self):
-        return int(self), self.place
+        return int(self), self.key
 
 
 def _seeded_items(dataset, indices: list) -> list:
@@ -163,7 +163,7 @@ def _seeded_items(dataset, indices: list) -> list:
     items = []
     for index in indices:
         if isinstance(index, _Index):
-            seed_host([*index.place])
+            seed_host([*index.key])
             index = int(index)
         items.append(dataset[index])
     return items

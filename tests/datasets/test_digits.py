@@ -17,7 +17,7 @@ TINY = dict(train_scenes=2, val_scenes=2, scene_size=64, train_images=10, val_im
 
 
 @pytest.fixture(scope='module')
-def made(tmp_path_factory):
+def digit_files(tmp_path_factory):
     """The folder of both sets, and the numbers of digits."""
     folder = tmp_path_factory.mktemp('made') / 'digits'
     return folder, make_digits(folder, **SETTINGS)
@@ -32,8 +32,8 @@ def contents(folder):
             for path in sorted(folder.rglob('*')) if path.is_file()}
 
 
-def test_coco_layout(made):
-    folder, counts = made
+def test_coco_layout(digit_files):
+    folder, counts = digit_files
     assert set(contents(folder / 'coco')) == (
         {f'annotations/instances_{split}.json' for split in ('train', 'val')}
         | {f'train/{k:06d}.png' for k in range(1, 7)} | {f'val/{k:06d}.png' for k in range(1, 5)})
@@ -48,11 +48,11 @@ def test_coco_layout(made):
                 assert opened.size == (image['width'], image['height']) == (96, 96)
 
 
-def test_masks_boxes_and_areas_are_what_was_drawn(made):
+def test_masks_boxes_and_areas_are_what_was_drawn(digit_files):
     """Scene by scene, drawn again: each mask is its glyph's alpha less those of later glyphs."""
     overlapping = 0
     for split_code, split in enumerate(('train', 'val')):
-        content = annotations(made[0], split)
+        content = annotations(digit_files[0], split)
         samples = split_samples(split, 5)
         for index, image in enumerate(content['images']):
             _, _, glyphs = draw_scene(np.random.default_rng([5, 1, split_code, index]), samples, split, 96)
@@ -74,9 +74,9 @@ def test_masks_boxes_and_areas_are_what_was_drawn(made):
     assert overlapping > 10
 
 
-def test_splits_share_no_handwriting(made):
+def test_splits_share_no_handwriting(digit_files):
     """Across both sets, since a classifier's weights start a detector."""
-    folder, _ = made
+    folder, _ = digit_files
     used = {split: {ann['digit_id'] for ann in annotations(folder, split)['annotations']} for split in ('train', 'val')}
     for split in used:
         for path in (folder / 'imagenet' / split).rglob('*.png'):
@@ -85,8 +85,8 @@ def test_splits_share_no_handwriting(made):
     assert not used['train'] & used['val']
 
 
-def test_mmpretrain_reads_it(made):
-    dataset = CustomDataset(data_root=str(made[0] / 'imagenet'), data_prefix='train',
+def test_mmpretrain_reads_it(digit_files):
+    dataset = CustomDataset(data_root=str(digit_files[0] / 'imagenet'), data_prefix='train',
                             pipeline=[dict(type='LoadImageFromFile')])
     assert dataset.CLASSES == digits.CLASSES
     assert Counter(dataset.get_gt_labels().tolist()) == dict.fromkeys(range(10), 4)
@@ -96,11 +96,11 @@ def test_mmpretrain_reads_it(made):
         assert item['gt_label'] == target[int(re.search(r'digit(\d{4})_', item['img_path'])[1])]
 
 
-def test_settings_decide_the_files(made, tmp_path, capfd):
+def test_settings_decide_the_files(digit_files, tmp_path, capfd):
     """Their number does not change the scenes, and the seed changes all."""
     make_digits(tmp_path / 'few', **{**SETTINGS, 'train_scenes': 2})
     assert not capfd.readouterr().err  # the bars are for terminals
-    known, few = contents(made[0]), contents(tmp_path / 'few')
+    known, few = contents(digit_files[0]), contents(tmp_path / 'few')
     changed = {name for name in few if few[name] != known[name]}
     assert changed == {'.made_by_mmunorm.json', 'coco/annotations/instances_train.json'}
     assert len(known) - len(few) == 4

@@ -78,7 +78,7 @@ def test_processes_steps_and_images_never_share_their_numbers():
     numbered.start(3, 0)  # the first image of epoch 3, beside step 3
     index, = numbered
     drawn = []
-    for key in ([*index.place], [7, 0, 3], [7, 1, 3], [7, 0, 3]):
+    for key in ([*index.key], [7, 0, 3], [7, 1, 3], [7, 0, 3]):
         seed_everything(key)
         drawn.append(draws())
     assert index == 4 and len({*sum(drawn, ())}) == 9 and drawn[1] == drawn[3]
@@ -204,15 +204,15 @@ def test_a_resumed_run_counts_the_places_once(tmp_path, monkeypatch, skips, batc
     """The loop lets a sampler skip, where it can and torch's own batches are made of it; else it draws."""
     if not skips:
         monkeypatch.delattr(InfiniteSampler, 'skip', raising=False)
-    places, seeded = [], repeatable.seed_host
+    keys, seeded = [], repeatable.seed_host
 
     def train(stop, resume=False):
         data = runs.loader(Images(), sampler=dict(type='InfiniteSampler'), **batch_sampler)
-        places.clear()
+        keys.clear()
         runs.runner(tmp_path, Model(), data, stop, hooks=['RepeatableHook'], interval=3, resume=resume,
                     randomness=dict(seed=0), default_scope='mmdet').train()
-        return [place for place in places if len(place) == 5]
+        return [key for key in keys if len(key) == 5]
 
-    monkeypatch.setattr(repeatable, 'seed_host', lambda key: places.append(tuple(key)) or seeded(key))
+    monkeypatch.setattr(repeatable, 'seed_host', lambda key: keys.append(tuple(key)) or seeded(key))
     expected, _ = train(6), train(3)
     assert train(6, resume=True)[-6:] == expected[6:]

@@ -121,11 +121,11 @@ def _products(x, dy, rstd, mean, valid, partial, tokens, rows, channels, factor,
     for start in range(first, min(first + rows, tokens), BLOCK_T):
         t = start + tl.arange(0, BLOCK_T).to(tl.int64)
         inside = (t < tokens)[:, None] & (c < channels)[None, :]
-        place = t[:, None] * channels + c[None, :]
-        value = tl.load(x + place, inside, 0).to(tl.float32)
+        offset = t[:, None] * channels + c[None, :]
+        value = tl.load(x + offset, inside, 0).to(tl.float32)
         gradient = value
         if dy is not None:
-            gradient = tl.load(dy + place, inside, 0).to(tl.float32)
+            gradient = tl.load(dy + offset, inside, 0).to(tl.float32)
         product = gradient * (value - center[None, :])
         products += product
         total += gradient
@@ -160,20 +160,20 @@ def _map(x, slope, constant, rstd, dy, direct, valid, out, tokens, channels, BLO
     t = (tl.program_id(0) * BLOCK_T).to(tl.int64) + tl.arange(0, BLOCK_T)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (t < tokens)[:, None] & (c < channels)[None, :]
-    place = t[:, None] * channels + c[None, :]
+    offset = t[:, None] * channels + c[None, :]
     factor = tl.load(slope + c, c < channels, 0).to(tl.float32)
     if dy is not None:
         r = tl.load(rstd + c, c < channels, 0).to(tl.float32)
         factor = -factor * r * r
-    result = tl.load(x + place, inside, 0).to(tl.float32) * factor[None, :]
+    result = tl.load(x + offset, inside, 0).to(tl.float32) * factor[None, :]
     if constant is not None:
         result += tl.load(constant + c, c < channels, 0)[None, :].to(tl.float32)
     if valid is not None:
         result = tl.where(tl.load(valid + t, t < tokens, 0)[:, None] != 0, result, 0)
     if dy is not None:
-        gradient = tl.load(dy + place, inside, 0).to(tl.float32)
+        gradient = tl.load(dy + offset, inside, 0).to(tl.float32)
         result += gradient * tl.load(direct + c, c < channels, 0)[None, :].to(tl.float32)
-    tl.store(out + place, result.to(out.dtype.element_ty), inside)
+    tl.store(out + offset, result.to(out.dtype.element_ty), inside)
 
 
 def average_activation(statistic: Tensor, weight: Tensor, t: Tensor, running_var: Tensor, record: Tensor,

@@ -104,9 +104,9 @@ def write(errors, args, runs, kinds):
                  [*kind, *(summary(results, metric) + steps_of(results) for results in by_depth.values())]
                  for kind, by_depth in cells.items()))]
     rows = [(*kind, depth, seed, result['status'], result['step'], result['metrics'].get(metric, ''))
-            for kind, by_depth in cells.items() for depth, each in by_depth.items()
-            for seed, result in enumerate(each) if result['status'] in (FINISHED, FAIL)]
-    quality = {kind: {depth: quality_of(each, metric) for depth, each in by_depth.items()}
+            for kind, by_depth in cells.items() for depth, seeds in by_depth.items()
+            for seed, result in enumerate(seeds) if result['status'] in (FINISHED, FAIL)]
+    quality = {kind: {depth: quality_of(seeds, metric) for depth, seeds in by_depth.items()}
                for kind, by_depth in cells.items()}
     return write_files(args.out, 'depths', [*lines, '', *remarks(results)],
                        ('scheme', 'norm', 'layers', 'seed', 'status', 'step', metric), rows,

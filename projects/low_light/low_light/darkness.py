@@ -27,11 +27,11 @@ def darken(image, rng):
     Returns:
         np.ndarray: uint8 of the same shape.
     """
-    gamma, gain, noise = (rng.uniform(*each) for each in (GAMMA_RANGE, GAIN_RANGE, READ_NOISE_RANGE))
+    gamma, gain, noise = (rng.uniform(*bounds) for bounds in (GAMMA_RANGE, GAIN_RANGE, READ_NOISE_RANGE))
     photons = np.exp(rng.uniform(*np.log(PHOTON_RANGE)))
     light = gain * (image / 255.)**gamma
-    seen = rng.poisson(light * photons) / photons + rng.normal(scale=noise, size=image.shape)
-    return np.rint(np.clip(seen, 0, 1) * 255).astype(np.uint8)
+    noisy = rng.poisson(light * photons) / photons + rng.normal(scale=noise, size=image.shape)
+    return np.rint(np.clip(noisy, 0, 1) * 255).astype(np.uint8)
 
 
 def make_dark(source, out, seed=0, force=False):

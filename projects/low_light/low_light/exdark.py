@@ -78,15 +78,15 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 def _listed(path: Path) -> Iterator[tuple[str, str, str]]:
     """Name, class and split of each image."""
-    for place, line in _lines(path):
+    for location, line in _lines(path):
         fields = line.split()
-        if not fields or place.endswith(', line 1') and not fields[-1].isdigit():  # the header
+        if not fields or location.endswith(', line 1') and not fields[-1].isdigit():  # the header
             continue
         # Fields are counted from the end: a name may have spaces.
         label, split = fields[-4:-3], fields[-1]
         if len(fields) < 5 or not label[0].isdigit() or not 1 <= int(label[0]) <= 12 or split not in ('1', '2', '3'):
-            raise PreflightError(f'{place}: must be a name, a class from 1 to 12, light, place, and a split from 1 to '
-                                 f'3, got {line!r}.')
+            raise PreflightError(f'{location}: must be a name, a class from 1 to 12, light, place, and a split from 1 '
+                                 f'to 3, got {line!r}.')
         yield ' '.join(fields[:-4]), CLASSES[int(label[0]) - 1], SPLITS[int(split) - 1]
 
 
@@ -101,7 +101,7 @@ def _find(folder: Path, name: str) -> Path:
 
 def _boxes(path: Path, width: int, height: int) -> Iterator[tuple[int, list[float]]]:
     """Category, and left, top, width and height, of each object of a file in Piotr Dollar's bbGt format, version 3."""
-    for place, line in _lines(path):
+    for location, line in _lines(path):
         if line.startswith('%') or not line.strip():
             continue
         label, *numbers = line.split()
@@ -109,7 +109,7 @@ def _boxes(path: Path, width: int, height: int) -> Iterator[tuple[int, list[floa
             category = CLASSES.index(label) + 1
             left, top, wide, high = map(float, numbers[:4])
         except ValueError:
-            raise PreflightError(f'{place}: must begin with one of {", ".join(CLASSES)} and four numbers, got '
+            raise PreflightError(f'{location}: must begin with one of {", ".join(CLASSES)} and four numbers, got '
                                  f'{line!r}.') from None
         right, bottom = min(left + wide, width), min(top + high, height)
         left, top = max(left, 0.), max(top, 0.)

@@ -92,7 +92,7 @@ class LoadPair(BaseTransform):
             return results
         results['target'] = _read(results['target_path'])
         if results['img'].shape != results['target'].shape:
-            sizes = [f'{each.shape[1]} x {each.shape[0]}' for each in (results['img'], results['target'])]
+            sizes = [f'{image.shape[1]} x {image.shape[0]}' for image in (results['img'], results['target'])]
             raise LocalError(f'{results["img_path"]} has {sizes[0]} pixels and its target {results["target_path"]} '
                              f'{sizes[1]}: both must have the same size.')
         return results

@@ -55,7 +55,7 @@ class EnhancingPreprocessor(BaseDataPreprocessor):
         images = self.cast_data(data['inputs'])
         if not all(isinstance(image, Tensor) and image.dim() == 3 and len(image) == 3 for image in images):
             raise TypeError(f'{type(self).__name__}: inputs must be images (3, h, w), got '
-                            f'{[tuple(getattr(each, "shape", ())) or type(each).__name__ for each in images]}')
+                            f'{[tuple(getattr(image, "shape", ())) or type(image).__name__ for image in images]}')
         with torch.no_grad() if self.frozen else nullcontext():
             enhanced = enhance_each(self.enhance, images)
         enhanced = torch.stack(enhanced) if isinstance(images, Tensor) else enhanced

@@ -33,8 +33,8 @@ def dark_images(number, seed):
     small = torch.rand(number, 3, 4, 4, generator=generator)
     light = torch.rand(number, 2, generator=generator)
     sizes = [((16, 24), (24, 16), (20, 20))[i % 3] for i in range(number)]
-    return [nn.functional.interpolate(each[None], size, mode='bilinear')[0].mul(0.1 + 0.9 * a).pow(1 + 3 * b)
-            for each, size, (a, b) in zip(small, sizes, light, strict=True)]
+    return [nn.functional.interpolate(image[None], size, mode='bilinear')[0].mul(0.1 + 0.9 * a).pow(1 + 3 * b)
+            for image, size, (a, b) in zip(small, sizes, light, strict=True)]
 
 
 @torch.no_grad()

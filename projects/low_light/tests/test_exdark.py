@@ -34,7 +34,7 @@ def test_a_split_is_a_file_of_the_coco_format(root):
     assert convert_exdark(root) == dict(train=(1, 2), val=(1, 2), test=(1, 2))
     content = json.loads((root / 'annotations/val.json').read_text())
     assert content['images'] == [dict(id=1, file_name='Cat/2015_00002.jpg', width=60, height=40)]
-    assert [(each['category_id'], each['bbox'], each['area']) for each in content['annotations']] == [
+    assert [(box['category_id'], box['bbox'], box['area']) for box in content['annotations']] == [
         (6, [4, 8, 20, 16], 320), (11, [0, 30, 60, 10], 600)]
     assert [category['name'] for category in content['categories']] == list(CLASSES)
 
@@ -48,7 +48,7 @@ def test_the_recipe_reads_it(root):
     dataset = DATASETS.build(cfg.train_dataloader.dataset)
     assert len(dataset) == 2 and dataset.metainfo['classes'] == CLASSES
     # The recipe crops at random, so an image as the model sees it may have lost one of its boxes.
-    assert [each['bbox_label'] for each in dataset.get_data_info(0)['instances']] == [0, 10]
+    assert [instance['bbox_label'] for instance in dataset.get_data_info(0)['instances']] == [0, 10]
     item = dataset[0]
     assert item['inputs'].shape[0] == 3 and set(item['data_samples'].gt_instances.labels.tolist()) <= {0, 10}
     cfg.test_dataloader.dataset.data_root = str(root)

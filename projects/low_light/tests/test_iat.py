@@ -111,10 +111,10 @@ def test_a_image_in_a_larger_batch_is_enhanced_as_alone(size):
 def test_padding_is_in_no_statistic_of_un():
     model = trained().train()
     x = images(1, 3, 16, 16)
-    seen = []
-    model.global_branch.norm1.register_forward_pre_hook(lambda norm, args: seen.append(args[1]))
+    masks = []
+    model.global_branch.norm1.register_forward_pre_hook(lambda norm, args: masks.append(args[1]))
     model(nn.functional.pad(x, (0, 8, 0, 4)), torch.tensor([[16, 16]]))
-    assert seen[0].shape == (1, 30) and (~seen[0]).sum() == 16
+    assert masks[0].shape == (1, 30) and (~masks[0]).sum() == 16
 
 
 def test_dtypes():

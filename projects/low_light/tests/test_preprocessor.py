@@ -21,7 +21,7 @@ class Spy(nn.Module):
     """An enhancer that changes nothing, and remembers what it was given."""
 
     def forward(self, x, sizes=None):
-        self.seen, self.sizes = x, sizes
+        self.received, self.sizes = x, sizes
         return x
 
 
@@ -79,7 +79,7 @@ PREPROCESSORS = [
 def test_the_enhancer_gets_rgb_in_0_to_1_and_the_model_what_it_got_without_one(cfg, takes_rgb):
     data, expected, found, spy = with_and_without(cfg, takes_rgb, (24, 32), (24, 32))
     rgb = torch.stack(data['inputs'] if takes_rgb else [image.flip(0) for image in data['inputs']])
-    torch.testing.assert_close(spy.seen, rgb / 255.)
+    torch.testing.assert_close(spy.received, rgb / 255.)
     torch.testing.assert_close(found['inputs'], expected['inputs'], atol=1e-4, rtol=1e-5)
     if 'Det' in cfg['type']:
         assert found['data_samples'][0].batch_input_shape == expected['data_samples'][0].batch_input_shape
@@ -171,7 +171,7 @@ def test_a_mask_rcnn_gives_the_same_folded_and_as_a_graph():
         return [sample.pred_instances for sample in model.test_step(copy.deepcopy(data))]
 
     expected = found()
-    assert all(len(each) > 3 for each in expected)
+    assert all(len(instances) > 3 for instances in expected)
     fuse_norms(model, strict=True)
     images = torch.stack([nn.functional.pad(image.float(), (0, 100 - w, 0, 72 - h), value=77.)
                           for image, (h, w) in zip(data['inputs'], sizes, strict=True)])

@@ -71,7 +71,7 @@ def test_it_trains_and_gives_the_same_folded(frozen):
     assert expected.pred_sem_seg.shape == (62, 80)
     report = fuse_norms(model)
     # UPerNet pools the last one and pads it, too; a test does not run the auxiliary head.
-    assert {each.norm for each in report.kept} == {'backbone.norm3', 'auxiliary_head.convs.0.bn'}
+    assert {norm.norm for norm in report.kept} == {'backbone.norm3', 'auxiliary_head.convs.0.bn'}
     assert len(report.folded) > 40 and report.difference < 1e-4
     found, = model.test_step(data)
     torch.testing.assert_close(found.seg_logits.data, expected.seg_logits.data, atol=1e-4, rtol=1e-4)

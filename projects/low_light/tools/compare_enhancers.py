@@ -41,7 +41,7 @@ def psnr(models, path, device):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    models = [load_enhancer(*each, args.device) for each in (args.original, args.other)]
+    models = [load_enhancer(*files, args.device) for files in (args.original, args.other)]
     paths = sorted(path for path in Path(args.images).rglob('*') if path.suffix.lower() in IMAGE_SUFFIXES)
     if not paths:
         raise PreflightError(f'there is no image in {args.images}.')

@@ -77,7 +77,7 @@ def measure_pnac(record: NormRecord, span: int | None = None) -> PNACOverTrainin
         raise RecordError(f'{record.path}: {error}.') from error
     span = pieces[0].stop
     results = {field: np.empty((len(pieces), len(record.layers), 4)) for field in FIELDS}
-    work = [(field, *place) for field in FIELDS for place in np.ndindex(len(pieces), len(record.layers))]
+    work = [(field, *index) for field in FIELDS for index in np.ndindex(len(pieces), len(record.layers))]
     for field, i, layer in tqdm(work, desc='PNAC', unit='test', disable=None):
         results[field][i, layer] = pnac(getattr(record, field)(layer, pieces[i]))
     return PNACOverTraining(

@@ -23,10 +23,10 @@ def biased_cka(x, y):
     return (np.linalg.norm(x.T @ y) ** 2 / np.linalg.norm(x.T @ x) / np.linalg.norm(y.T @ y))
 
 
-def features(n, seed=0, common=3, own=4):
+def features(n, seed=0, common=3, separate=4):
     generator = torch.Generator().manual_seed(seed)
     shared = torch.randn(n, common, generator=generator, dtype=torch.float64)
-    return [torch.cat([shared, torch.randn(n, own, generator=generator, dtype=torch.float64)], dim=1)
+    return [torch.cat([shared, torch.randn(n, separate, generator=generator, dtype=torch.float64)], dim=1)
             for _ in range(2)]
 
 

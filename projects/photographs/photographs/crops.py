@@ -73,12 +73,12 @@ def find_images(folder: Path) -> list[Source]:
             continue
         name = str(path.relative_to(folder))
         if path.suffix == '.rcc':
-            found.update({each.name: each for each in _images_inside(path, name)})
+            found.update({source.name: source for source in _images_inside(path, name)})
         elif path.suffix.lower() in IMAGE_SUFFIXES:
             if path.parent.name.startswith('images') and path.parts[-3] == 'contents':
                 name = str(path.parents[2].relative_to(folder))
             found[name] = max(found.get(name, Source(name, path)), Source(name, path),
-                              key=lambda each: each.path.stat().st_size)
+                              key=lambda source: source.path.stat().st_size)
     return [found[name] for name in sorted(found)]
 
 
@@ -108,11 +108,11 @@ def varied_images(sources: Sequence[Source]) -> list[Source]:
         if np.count_nonzero(np.bincount(colours)) >= COLOURS:
             found.append((-len(source.read()), source.name, source, tiny))
     kept, thumbnails = [], np.empty((len(found), 48), np.float32)
-    for _, _, source, tiny in sorted(found, key=lambda each: each[:2]):
+    for _, _, source, tiny in sorted(found, key=lambda source: source[:2]):
         if not (np.abs(thumbnails[:len(kept)] - tiny).mean(1) < SAME).any():
             thumbnails[len(kept)] = tiny
             kept.append(source)
-    return sorted(kept, key=lambda each: each.name)
+    return sorted(kept, key=lambda source: source.name)
 
 
 def crops_of(image: Image.Image, rng: np.random.Generator, size: int) -> Iterator[Image.Image]:

@@ -98,10 +98,10 @@ def background_light(background):
 
 def illuminate(rng, image):
     """The image with random illumination, colour cast and sensor noise, uint8."""
-    gamma, gain, noise = (rng.uniform(*each) for each in (GAMMA_RANGE, GAIN_RANGE, NOISE_RANGE))
+    gamma, gain, noise = (rng.uniform(*bounds) for bounds in (GAMMA_RANGE, GAIN_RANGE, NOISE_RANGE))
     cast = rng.uniform(*CAST_RANGE, size=3)
-    seen = 255 * gain * cast * (image / 255)**gamma + rng.normal(scale=noise, size=image.shape)
-    return in_8_bits(np.clip(seen, 0, 255))
+    noisy = 255 * gain * cast * (image / 255)**gamma + rng.normal(scale=noise, size=image.shape)
+    return in_8_bits(np.clip(noisy, 0, 255))
 
 
 def draw_scene(rng, stamps, photographs, size):

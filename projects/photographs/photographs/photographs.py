@@ -72,7 +72,7 @@ def find_backgrounds(folders: Sequence[Path]) -> list[tuple[str, Path]]:
         for path in sorted(folder.rglob('*')):
             name = path.parts[-4] if path.parent.name == 'images' else path.stem
             if name in BACKGROUNDS and path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
-                found[name] = max(found.get(name, path), path, key=lambda each: each.stat().st_size)
+                found[name] = max(found.get(name, path), path, key=lambda file: file.stat().st_size)
     if len(found) < len(SPLITS):
         raise PreflightError(f'--backgrounds {" ".join(map(str, folders))}: of the {len(BACKGROUNDS)} photographs, '
                              f'such as {BACKGROUNDS[-1]}.jpg, {len(found)} are there, and each split needs one.')
@@ -83,8 +83,8 @@ def split_sources(sources: Sequence, seed: int) -> dict[str, list]:
     """The sources of each split: a fifth, at least one, in each of val and test, and the others in train."""
     order = np.random.default_rng([seed, 0]).permutation(len(sources))
     count = max(1, round(len(sources) / HELD_OUT))
-    places = dict(val=order[:count], test=order[count:2 * count], train=order[2 * count:])
-    return {split: [sources[place] for place in sorted(places[split])] for split in SPLITS}
+    indices = dict(val=order[:count], test=order[count:2 * count], train=order[2 * count:])
+    return {split: [sources[i] for i in sorted(indices[split])] for split in SPLITS}
 
 
 def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500, val_scenes=200, scene_size=128,

@@ -7,13 +7,13 @@ from projects.photographs.photographs.stamps import BACKGROUNDS, STAMPS
 from tests import tiny_runs
 
 
-def make_stamps(root, each=4, backgrounds=5):
-    """Stands in for Debian's images: coloured ellipses with an empty margin in `root/stamps`, `each` of a kind, and
+def make_stamps(root, count=4, backgrounds=5):
+    """Stands in for Debian's images: coloured ellipses with an empty margin in `root/stamps`, `count` of a kind, and
     noise in `root/wallpapers`, under the names of the true ones. Returns both folders."""
     rng = np.random.default_rng(0)
     for folders in STAMPS.values():
         names = [f'{folder}/{name}' for folder, listed in folders.items() for name in listed.split()]
-        for name in names[:each]:
+        for name in names[:count]:
             path = root / 'stamps' / f'{name}.png'
             path.parent.mkdir(parents=True, exist_ok=True)
             image = Image.new('RGBA', (60, 50))

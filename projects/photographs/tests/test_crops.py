@@ -55,14 +55,14 @@ def test_splits_share_no_image(folder, tmp_path):
 
 
 def test_the_same_arguments_give_the_same_crops(folder, tmp_path):
-    made = [tmp_path / name for name in 'abc']
-    for out, seed in zip(made, (0, 0, 1), strict=True):
+    folders = [tmp_path / name for name in 'abc']
+    for out, seed in zip(folders, (0, 0, 1), strict=True):
         make_crops(out, [folder], seed, size=16)
-    contents = [[path.read_bytes() for path in sorted(out.rglob('*.jpg'))] for out in made]
+    contents = [[path.read_bytes() for path in sorted(out.rglob('*.jpg'))] for out in folders]
     assert contents[0] == contents[1] != contents[2]
-    assert make_crops(made[0], [folder], 0, size=16) is None
+    assert make_crops(folders[0], [folder], 0, size=16) is None
     with pytest.raises(FolderError, match='seed 0 instead of 1'):
-        make_crops(made[0], [folder], 1, size=16)
+        make_crops(folders[0], [folder], 1, size=16)
 
 
 def test_of_near_duplicates_the_largest_file_is_kept(folder):

@@ -19,8 +19,8 @@ TINY = dict(train_scenes=6, val_scenes=4, train_images=42, val_images=21, image_
 
 
 @pytest.fixture(scope='module')
-def made(tmp_path_factory):
-    root = tmp_path_factory.mktemp('made')
+def data_set(tmp_path_factory):
+    root = tmp_path_factory.mktemp('photographs')
     return root / 'out', make_tiny(root / 'out', root, **TINY)
 
 
@@ -38,8 +38,8 @@ def used(folder):
     return [row for row in rows if len(row) == 4 and row[0] in SPLITS]
 
 
-def test_splits_share_neither_objects_nor_backgrounds(made):
-    folder, counts = made
+def test_splits_share_neither_objects_nor_backgrounds(data_set):
+    folder, counts = data_set
     rows = used(folder)
     checksums = {split: {row[3] for row in rows if row[0] == split} for split in SPLITS}
     assert len(set.union(*checksums.values())) == sum(map(len, checksums.values())) == len(rows) == 33
@@ -53,19 +53,19 @@ def test_splits_share_neither_objects_nor_backgrounds(made):
         assert {path.stem.rpartition('_')[0] for path in (folder / 'imagenet' / split).glob('*/*')} <= names
 
 
-def test_mmpretrain_reads_it(made):
+def test_mmpretrain_reads_it(data_set):
     from mmpretrain.datasets import CustomDataset
     for split, count in (('train', 42), ('val', 21), ('test', 21)):
-        dataset = CustomDataset(data_root=str(made[0] / 'imagenet'), data_prefix=split,
+        dataset = CustomDataset(data_root=str(data_set[0] / 'imagenet'), data_prefix=split,
                                 pipeline=[dict(type='LoadImageFromFile')])
         assert dataset.CLASSES == CLASSES and len(dataset) == count
         assert set(Counter(dataset.get_gt_labels().tolist()).values()) == {count // 7}
         assert all(item['img'].shape == (24, 24, 3) for item in dataset)
 
 
-def test_mmdet_reads_it_and_masks_are_disjoint(made):
+def test_mmdet_reads_it_and_masks_are_disjoint(data_set):
     from mmdet.datasets import CocoDataset
-    folder, counts = made
+    folder, counts = data_set
     for split in SPLITS:
         content = scenes_of(folder, split)
         dataset = CocoDataset(data_root=str(folder / 'coco'), ann_file=f'annotations/instances_{split}.json',
@@ -74,9 +74,9 @@ def test_mmdet_reads_it_and_masks_are_disjoint(made):
         assert counts['objects'][split] == len(content['annotations']) == sum(
             len(dataset.get_data_info(k)['instances']) for k in range(len(dataset)))
         for image in content['images']:
-            annotations = [each for each in content['annotations'] if each['image_id'] == image['id']]
+            annotations = [annotation for annotation in content['annotations'] if annotation['image_id'] == image['id']]
             assert 1 <= len(annotations) <= 6
-            masks = [coco_mask.decode(each['segmentation']) for each in annotations]
+            masks = [coco_mask.decode(annotation['segmentation']) for annotation in annotations]
             assert np.sum(masks, axis=0).max() == 1
             for annotation, mask in zip(annotations, masks, strict=True):
                 assert annotation['area'] == mask.sum() > 0
@@ -98,16 +98,16 @@ def test_a_mask_is_where_the_object_is(tmp_path):
     content = scenes_of(tmp_path / 'out', 'train')
     for image in content['images']:
         pixels = np.asarray(Image.open(tmp_path / 'out/coco/train' / image['file_name'])).mean(axis=2)
-        mask = sum(coco_mask.decode(each['segmentation']) for each in content['annotations']
-                   if each['image_id'] == image['id']).astype(bool)
+        mask = sum(coco_mask.decode(annotation['segmentation']) for annotation in content['annotations']
+                   if annotation['image_id'] == image['id']).astype(bool)
         assert (mask == (pixels > pixels.max() / 3)).mean() > 0.97
         assert pixels[mask].mean() > 3 * pixels[~mask].mean()
 
 
-def test_the_same_arguments_give_the_same_files(made, tmp_path):
+def test_the_same_arguments_give_the_same_files(data_set, tmp_path):
     """And a scene does not depend on how many there are."""
     make_tiny(tmp_path / 'same', tmp_path / 'a', **TINY)
-    same, known = contents(tmp_path / 'same'), contents(made[0])
+    same, known = contents(tmp_path / 'same'), contents(data_set[0])
     for files in (same, known):
         files.pop('.made_by_mmunorm.json')  # names the folders of the stamps
     assert same == known

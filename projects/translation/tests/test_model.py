@@ -84,12 +84,12 @@ def test_predictions_have_lines_scores_and_no_special_token():
     model = task('PreNorm', 'LN', beam=3).eval()
     source = sentences(5, 7, 2)
     found = model(source, index=torch.tensor([4, 0, 9]), mode='predict')
-    assert [each['index'] for each in found] == [4, 0, 9]
-    for each in found:
-        assert len(each['hypotheses']) == len(each['scores']) == 3
-        assert each['scores'] == sorted(each['scores'], reverse=True)
-        assert all(ids.dtype == torch.int64 and not set(ids.tolist()) & {PAD, 2, EOS} for ids in each['hypotheses'])
-    assert [each['index'] for each in model(source, mode='predict')] == [0, 1, 2]
+    assert [sample['index'] for sample in found] == [4, 0, 9]
+    for sample in found:
+        assert len(sample['hypotheses']) == len(sample['scores']) == 3
+        assert sample['scores'] == sorted(sample['scores'], reverse=True)
+        assert all(ids.dtype == torch.int64 and not set(ids.tolist()) & {PAD, 2, EOS} for ids in sample['hypotheses'])
+    assert [sample['index'] for sample in model(source, mode='predict')] == [0, 1, 2]
 
 
 @pytest.mark.parametrize('kwargs, message', [

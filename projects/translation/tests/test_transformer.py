@@ -51,8 +51,8 @@ def torchs_own(model, norm_first):
 def positions(length):
     """The formula of the paper, one number after the other."""
     half = ARCH['embed_dims'] // 2
-    rows = [[function(place / 10000**(i / half)) for function in (math.sin, math.cos) for i in range(half)]
-            for place in range(length)]
+    rows = [[function(position / 10000**(i / half)) for function in (math.sin, math.cos) for i in range(half)]
+            for position in range(length)]
     return torch.tensor(rows, dtype=torch.float64)
 
 
@@ -110,12 +110,12 @@ def test_the_mask_of_the_real_tokens_reaches_every_norm(scheme):
     model = transformer(scheme, **({} if scheme in WITHOUT_NORM else dict(norm_cfg=dict(type='UN', warmup_iters=1))))
     count_updates(model, torch.optim.SGD(model.parameters(), lr=0.1))
     source, target = sentences(5, 7, 2), shifted(sentences(6, 3, 4, seed=1))
-    norms, seen = {name: module for name, module in model.named_modules() if isinstance(module, Norm)}, {}
+    norms, masks = {name: module for name, module in model.named_modules() if isinstance(module, Norm)}, {}
     for name, norm in norms.items():
-        norm.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[1]}))
+        norm.register_forward_pre_hook(lambda _, args, name=name: masks.update({name: args[1]}))
     model(source, target)
-    assert seen.keys() == norms.keys()
-    for name, mask in seen.items():
+    assert masks.keys() == norms.keys()
+    for name, mask in masks.items():
         assert torch.equal(mask, (source if name.startswith('encoder') else target) == PAD)
 
 

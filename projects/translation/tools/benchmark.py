@@ -59,9 +59,9 @@ class PrefixDecoder(CachedDecoder):
 def sentences(number, device):
     """Random ids of 9 to 29 words and EOS."""
     lengths = torch.randint(10, 31, (number, 1))
-    places = torch.arange(30)
-    ids = torch.randint(4, VOCABULARY, (number, 30)).masked_fill(places >= lengths, PAD)
-    return ids.masked_fill(places == lengths - 1, EOS).to(device)
+    positions = torch.arange(30)
+    ids = torch.randint(4, VOCABULARY, (number, 30)).masked_fill(positions >= lengths, PAD)
+    return ids.masked_fill(positions == lengths - 1, EOS).to(device)
 
 
 def build(norm, args):

@@ -70,10 +70,10 @@ def test_split_by_source_package_with_little_overlap():
     sides = {kind: {pair for source, pair in text if kinds[source] == kind} for kind in ('train', 'valid', 'test')}
     assert set(split.train) == sides['train'] and len(split.train) == len(sides['train'])
     assert set(split.valid) == sides['valid'] - sides['train'] - sides['test'] and split.valid
-    seen = {five for english, _ in split.train for five in fives(english)}
+    known = {five for english, _ in split.train for five in fives(english)}
     long = {english: target for english, target in sides['test'] if len(english.split()) >= 7}
     few = {(english, target) for english, target in long.items()
-           if sum(five in seen for five in fives(english)) <= len(fives(english)) / 2}
+           if sum(five in known for five in fives(english)) <= len(fives(english)) / 2}
     assert set(split.test) == few and 0 < len(few) < len(long) == split.test_candidates
 
 
@@ -82,9 +82,9 @@ def test_training_in_one_language_counts_for_the_test_of_another():
     names = [f'source{k}' for k in range(99)]
     test, train = (next(name for name in names if (zlib.crc32(name.encode()) % 100 < debian.TEST) is is_test)
                    for is_test in (True, False))
-    seen, new, short = (
+    known, new, short = (
         'each of these words has been seen', 'a sentence of seven words is new', 'six words are not long enough')
-    split = debian.split_text([(train, (f'<2de> {seen}', 'x')), *((test, (f'<2{language}> {sentence}', sentence))
-                               for language in ('de', 'it') for sentence in (seen, new, short))])
-    assert split.train == [(f'<2de> {seen}', 'x')] and split.test_candidates == 4
+    split = debian.split_text([(train, (f'<2de> {known}', 'x')), *((test, (f'<2{language}> {sentence}', sentence))
+                               for language in ('de', 'it') for sentence in (known, new, short))])
+    assert split.train == [(f'<2de> {known}', 'x')] and split.test_candidates == 4
     assert split.test == [(f'<2de> {new}', new), (f'<2it> {new}', new)]

@@ -81,5 +81,5 @@ def test_a_language_token_is_one_subword(tmp_path):
         subwords = Subwords(tmp_path / 'a.model')
         ids = [subwords.encode(f'{token} the file') for token in tokens]
         assert ids == [[first, *subwords.encode('the file')] for first in (EOS + 1, EOS + 2)]
-        assert [subwords.decode(each) for each in ids] == [f'{token} the file' for token in tokens]
+        assert [subwords.decode(tokens) for tokens in ids] == [f'{token} the file' for token in tokens]
         assert len(subwords) == VOCAB_SIZE

@@ -136,11 +136,11 @@ def split_text(text: Iterable[tuple[str, Pair]]) -> SplitText:
         part = zlib.crc32(source.encode()) % 100
         (test if part < TEST else valid if part < TEST + VALID else train)[pair] = None
     # Hashes need a tenth of the memory of words.
-    seen = {hash(group) for first, _ in train for group in _groups(first)}
+    known = {hash(group) for first, _ in train for group in _groups(first)}
     candidates = {first: second for first, second in test if len(_words(first)) >= LEAST_WORDS}
     chosen = []
     for pair in candidates.items():
-        groups = [hash(group) in seen for group in _groups(pair[0])]
+        groups = [hash(group) in known for group in _groups(pair[0])]
         if 2 * sum(groups) <= len(groups):
             chosen.append(pair)
     valid = [pair for pair in valid if pair not in train and pair not in test]

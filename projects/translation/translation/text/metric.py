@@ -86,13 +86,14 @@ class TranslationScore(BaseMetric):
         scores, by_language = {}, {}
         groups = _lines_by_language(self.sources)
         for name, metric in self._metrics.items():
-            each = {language: metric.corpus_score([translations[i] for i in lines],
-                                                  [[self.references[i] for i in lines]]).score
-                    for language, lines in groups.items()}
-            scores[name] = fmean(each.values())
+            language_scores = {
+                language: metric.corpus_score([translations[i] for i in lines],
+                                              [[self.references[i] for i in lines]]).score
+                for language, lines in groups.items()}
+            scores[name] = fmean(language_scores.values())
             print_log(f'{name} {scores[name]:.2f}, sacrebleu {metric.get_signature()}', 'current')
-            if len(each) > 1:
-                by_language.update({f'{name}/{language}': score for language, score in each.items()})
+            if len(language_scores) > 1:
+                by_language.update({f'{name}/{language}': score for language, score in language_scores.items()})
         return scores | by_language
 
 
