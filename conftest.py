@@ -15,7 +15,7 @@ from mmengine.registry import DefaultScope
 
 from tests import tiny_runs
 
-gc.freeze()  # each data set collects garbage, and half a million objects of libraries are none
+gc.freeze()  # each data set collects garbage, and half a million objects of libraries are not
 
 
 def pytest_collection_modifyitems(items):
@@ -53,7 +53,7 @@ def trained(tmp_path_factory):
     folder = (folder.parent if 'PYTEST_XDIST_WORKER' in os.environ else folder) / 'trained'
     with FileLock(f'{folder}.lock'):
         if not (folder / 'w/last_checkpoint').exists():
-            shutil.rmtree(folder, ignore_errors=True)  # half of one, of a process that has failed
+            shutil.rmtree(folder, ignore_errors=True)  # half of one
             config = tiny_runs.write_classifier(folder)
             ln = folder / 'swin_ln_tiny.py'
             ln.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", "dict(type='LN')"))

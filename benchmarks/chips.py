@@ -1,10 +1,10 @@
-"""What compilers of chips tell without the chip, for networks with LN and with folded UN; random weights.
+"""Estimates of chip compilers, without the chip, for networks with LN and with folded UN; random weights.
 
     make chips
 
 Sophgo's compiler estimates milliseconds and the cycles of each operator; Rockchip's lists the operators and the memory
-that they move. Each compiler has an environment of its own. Nothing runs on a chip. A failure is a row with the
-compiler's own words. Rows that exist are kept.
+that they move. Each compiler has its own environment. Nothing runs on a chip. A failure is a row with the
+compiler's message. Existing rows are kept.
 """
 import argparse
 import json
@@ -50,7 +50,7 @@ KINDS = {'matrix products': ('MatMul', 'Conv', 'Conv2D'), 'softmax': ('Softmax',
          'casts': ('Cast', ), 'waiting for memory': ('Load', 'Store'),
          'layouts': ('Permute', 'Reshape', 'Slice', 'Concat', 'SwapDimInner'), 'GELU': ('Lut', 'Active')}
 FAILURE = re.compile(r'UNREACHABLE|Assert|error:|Error\b|E build:|not support', re.IGNORECASE)
-NEWER = ('noop_with_empty_axes', 'keep_aspect_ratio_policy', 'antialias')  # attributes that opset 17 lacks
+UNSUPPORTED = ('noop_with_empty_axes', 'keep_aspect_ratio_policy', 'antialias')  # attributes that opset 17 lacks
 COMMAND = re.compile(r'(\w+?)_\d+\|(\w+)\|s:(\d+)\|[^|]*\|[^|]*\|e:(\d+)')
 LAYER = re.compile(r'\] \d+ +(\w+) +\w+ +(?:NPU|CPU|GPU) .*?\d+/\d+/\d+ +(\d+) ')
 
@@ -129,7 +129,7 @@ def write_graph(graph, images, path):
             name = node.input.pop()
             axes, = (tensor for tensor in content.graph.initializer if tensor.name == name)
             node.attribute.append(onnx.helper.make_attribute('axes', onnx.numpy_helper.to_array(axes).tolist()))
-        for attribute in [attribute for attribute in node.attribute if attribute.name in NEWER]:
+        for attribute in [attribute for attribute in node.attribute if attribute.name in UNSUPPORTED]:
             node.attribute.remove(attribute)
     content.opset_import[0].version = 17
     onnx.save(content, path)
@@ -146,25 +146,25 @@ def run_tool(folder, log, environment, *arguments):
     """Runs a program of an environment in a folder.
 
     Raises:
-        RuntimeError: it failed; the message is its own words.
+        RuntimeError: it failed; the message is the error line of its log.
     """
-    binaries = folder_of(environment) / 'bin'
+    binaries = environment_folder(environment) / 'bin'
     with open(folder / log, 'w') as file:
         done = subprocess.run([binaries / arguments[0], *map(str, arguments[1:])], cwd=folder, stdout=file,
                               stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                               env={**os.environ, 'PATH': f'{binaries}:{os.environ["PATH"]}', 'PYTHONPATH': ''})
     if done.returncode:
-        raise RuntimeError(failure_in((folder / log).read_text(errors='replace')))
+        raise RuntimeError(error_line((folder / log).read_text(errors='replace')))
 
 
-def folder_of(environment):
+def environment_folder(environment):
     folder = ROOT / f'.venv-{environment}'
     if not (folder / 'bin').exists():
         raise PreflightError(f"{folder.name} with {ENVIRONMENTS[environment]} is missing: 'make chips' builds it.")
     return folder
 
 
-def failure_in(text):
+def error_line(text):
     """The first line of a log that names an error, without colours and the paths of this machine."""
     lines = [line.strip() for line in re.sub(r'\x1b\[[\d;]*m', '', text).splitlines() if line.strip()] or ['no message']
     found = next((line for line in lines if FAILURE.search(line)), lines[-1])
@@ -172,7 +172,7 @@ def failure_in(text):
 
 
 def transform(file, folder, height, width):
-    """The network in the form that Sophgo's compiler works on, made once in a folder."""
+    """The network in the format of Sophgo's compiler, converted once in a folder."""
     network = folder / 'network.mlir'
     if not network.exists():
         run_tool(folder, 'transform.log', 'sophgo', 'model_transform', '--model_name', 'network', '--model_def', file,
@@ -182,7 +182,7 @@ def transform(file, folder, height, width):
     return network
 
 
-def sophgo(file, folder, shape, chip, precision):
+def compile_sophgo(file, folder, shape, chip, precision):
     """The estimate for one chip, of batch 1 on one core, with random ranges: calibrated ones change it by 0.1 %."""
     network = transform(file, folder, *shape)
     if not (folder / 'ranges').exists():
@@ -216,8 +216,8 @@ def read_profile(text):
                 by_operator=dict((+owners).most_common()))
 
 
-def rockchip(file, folder, shape, chip, precision):
-    """What the compiler says of its file; it estimates no cycles."""
+def compile_rockchip(file, folder, shape, chip, precision):
+    """The results of the compiler, which estimates no cycles."""
     run_tool(folder, 'rknn.log', 'rknn', 'python', Path(__file__).with_name('chips_rknn.py'), file, precision,
              folder / 'images')
     return read_layers((folder / 'rknn.log').read_text(errors='replace'))
@@ -232,7 +232,7 @@ def read_layers(text):
 
 
 def new_rows(args, old):
-    """The rows that are missing, one by one."""
+    """Yields the missing rows."""
     for network in args.networks:
         for norm in ('LN', 'UN'):
             missing = [(chip, precision) for chip in args.chips for precision in args.precisions
@@ -244,7 +244,7 @@ def new_rows(args, old):
                 write_network(network, norm, folder / 'network.onnx')
                 write_images(noise(shape_of(network), 10), folder / 'images')
                 for chip, precision in missing:
-                    compiler = sophgo if chip in SOPHGO else rockchip
+                    compiler = compile_sophgo if chip in SOPHGO else compile_rockchip
                     row = dict(network=network, norm=norm, chip=chip, precision=precision,
                                compiler=ENVIRONMENTS['sophgo' if chip in SOPHGO else 'rknn'])
                     try:
@@ -255,7 +255,7 @@ def new_rows(args, old):
 
 
 def chart(rows):
-    """Stacked shares of LN's time by kind of operator, LN beside UN, a panel for each precision on one chip."""
+    """Stacked shares of LN's time by kind of operator, for LN and UN, a panel for each precision on one chip."""
     figure = Figure(figsize=(10, 6), layout='constrained')
     kind_of = {name: kind for kind, names in KINDS.items() for name in names}
     for axes, precision in zip(figure.subplots(2, 1), PRECISIONS, strict=True):

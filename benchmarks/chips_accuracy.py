@@ -13,7 +13,7 @@ from pathlib import Path
 
 import real_vit
 from adapt_vit import SIDE, load_crops, normalized, spread
-from chips import ENVIRONMENTS, Network, run_tool, sophgo, transform, write_graph, write_images
+from chips import ENVIRONMENTS, Network, compile_sophgo, run_tool, transform, write_graph, write_images
 from deployed_speed import ROOT
 from mmunorm.cli.arguments import command, positive
 
@@ -43,7 +43,7 @@ def tokens_of(model, crops, test, folder):
     network = transform(file, folder, SIDE, SIDE)
     run_tool(folder, 'ranges.log', 'sophgo', 'run_calibration', network.name, '--dataset', 'images', '--input_num',
              len(crops), '--tune_num', '0', '-o', 'ranges')
-    ms = sophgo(file, folder, (SIDE, SIDE), CHIP, 'INT8')['ms']
+    ms = compile_sophgo(file, folder, (SIDE, SIDE), CHIP, 'INT8')['ms']
     session, found = onnxruntime.InferenceSession(file), ([], [])
     for image in images[:, None].numpy():
         np.savez(folder / 'in.npz', images=image)

@@ -46,16 +46,16 @@ ROOT = Path(__file__).parent.parent
 TASKS = dict(classifier='classifier', detector='maskrcnn')
 STEPS = dict(classifier=188, detector=174)
 VALIDATIONS = dict(classifier=4, detector=2)
-DISTURBANCES = {
+PERTURBATIONS = {
     'darker': lambda image, rng: image * 0.6,
     'noisier': lambda image, rng: image + 25 * torch.randn(image.shape, generator=rng),
 }
-LARGER = 1.25
-ROBUST = ('LN, trained on', 'affine, sequential, teacher')  # are tested on other images, too
+SIZE_FACTOR = 1.25
+PERTURBED = ('LN, trained on', 'affine, sequential, teacher')  # also tested on perturbed images
 
 
 @dataclass(frozen=True)
-class Way:
+class Method:
     """A method to convert LayerNorm to another norm.
 
     Attributes:
@@ -63,35 +63,36 @@ class Way:
         teacher: whether the LayerNorm model is the teacher.
         norm: the final norm.
         keep: LayerNorms to keep, as for `convert_norms`.
-        longer: a factor for the steps.
+        step_factor: a factor for the steps.
         rate: the learning rate; None for that of training from scratch.
     """
     start: str
     teacher: bool = False
     norm: str = 'UN'
     keep: tuple = ()
-    longer: int = 1
+    step_factor: int = 1
     rate: float | None = None
 
 
-WAYS = {
-    'LN, trained on': Way(''),
-    'gamma kept': Way('kept'),
-    'affine, at once': Way('at once'),
-    'affine, sequential': Way('sequential'),
-    'affine, sequential, teacher': Way('sequential', teacher=True),
-    'LN, trained on, teacher': Way('', teacher=True),
-    'UN+, sequential, teacher': Way('sequential', teacher=True, norm='UN+'),
-    'patch embedding kept, teacher': Way('sequential', teacher=True, keep=('backbone.patch_embed.norm', )),
-    'sequential, teacher, 2 x steps': Way('sequential', teacher=True, longer=2),
-    'adapted, teacher': Way('adapted', teacher=True),
-    'adapted, teacher, 2 x steps': Way('adapted', teacher=True, longer=2),
-    'LN, trained on, 2 x steps': Way('', longer=2),
-    'LN, trained on, 2 x steps, rate 0.0003': Way('', longer=2, rate=3e-4),
-    'adapted, teacher, 2 x steps, rate 0.0003': Way('adapted', teacher=True, longer=2, rate=3e-4),
-    **{f'{name}, rate {rate:g}': Way(start, teacher, rate=rate) for rate in (3e-4, 1e-4) for name, start, teacher in (
-        ('LN, trained on', '', False), ('LN, trained on, teacher', '', True),
-        ('affine, sequential, teacher', 'sequential', True), ('adapted, teacher', 'adapted', True))},
+METHODS = {
+    'LN, trained on': Method(''),
+    'gamma kept': Method('kept'),
+    'affine, at once': Method('at once'),
+    'affine, sequential': Method('sequential'),
+    'affine, sequential, teacher': Method('sequential', teacher=True),
+    'LN, trained on, teacher': Method('', teacher=True),
+    'UN+, sequential, teacher': Method('sequential', teacher=True, norm='UN+'),
+    'patch embedding kept, teacher': Method('sequential', teacher=True, keep=('backbone.patch_embed.norm', )),
+    'sequential, teacher, 2 x steps': Method('sequential', teacher=True, step_factor=2),
+    'adapted, teacher': Method('adapted', teacher=True),
+    'adapted, teacher, 2 x steps': Method('adapted', teacher=True, step_factor=2),
+    'LN, trained on, 2 x steps': Method('', step_factor=2),
+    'LN, trained on, 2 x steps, rate 0.0003': Method('', step_factor=2, rate=3e-4),
+    'adapted, teacher, 2 x steps, rate 0.0003': Method('adapted', teacher=True, step_factor=2, rate=3e-4),
+    **{f'{name}, rate {rate:g}': Method(start, teacher, rate=rate) for rate in (3e-4, 1e-4)
+       for name, start, teacher in (
+           ('LN, trained on', '', False), ('LN, trained on, teacher', '', True),
+           ('affine, sequential, teacher', 'sequential', True), ('adapted, teacher', 'adapted', True))},
 }
 
 
@@ -99,8 +100,8 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('task', choices=TASKS)
     parser.add_argument('compared', type=Path, help='folder that compare_norms.py wrote, with LN and UN')
-    parser.add_argument('--ways', nargs='+', choices=WAYS, default=list(WAYS), metavar='WAY',
-                        help=f'default: all of {"; ".join(WAYS)}')
+    parser.add_argument('--ways', nargs='+', choices=METHODS, default=list(METHODS), metavar='WAY',
+                        help=f'default: all of {"; ".join(METHODS)}')
     parser.add_argument('--seeds', type=positive, default=3)
     parser.add_argument('--jobs', type=positive, default=1, help='runs at a time')
     parser.add_argument('--num-samples', type=positive, default=512, help='training images for the statistics')
@@ -110,7 +111,7 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def trained(folder):
+def last_checkpoint(folder):
     """The last checkpoint of a finished run."""
     try:
         return folder / Path((folder / 'last_checkpoint').read_text().strip()).name
@@ -134,10 +135,10 @@ def without_layer_norm(model, run, norm_cfg, kept):
     for name, norm in norms.items():
         gamma, beta = affine_of(norm)
         mean, square = mean_and_square(sums[name])
-        goal = model.get_submodule(name)
-        a, b = (gamma / (square + goal.eps).sqrt(), beta) if kept else nearest_affine(
+        target = model.get_submodule(name)
+        a, b = (gamma / (square + target.eps).sqrt(), beta) if kept else nearest_affine(
             sums[name], gamma, beta, torch.finfo(torch.float32).eps)
-        goal.set_affine(a, b, mean, square)
+        target.set_affine(a, b, mean, square)
 
 
 ADAPT_STEPS = 300
@@ -154,55 +155,55 @@ def layer_norm_model(args, checkpoint):
 
 
 @torch.no_grad()
-def start_weights(args, way, seed, teacher):
+def start_weights(args, method, seed, teacher):
     """The initial weights of a run, and the metrics of the model with them."""
-    start = f'{way.start}_{way.norm}{"_kept" * bool(way.keep)}' if way.start in STARTS else 'LN'
+    start = f'{method.start}_{method.norm}{"_kept" * bool(method.keep)}' if method.start in STARTS else 'LN'
     path = args.out / 'starts' / f'{start}_{seed}.pth'
     measured = path.with_suffix('.json')
     if not measured.exists():
         cfg, model = layer_norm_model(args, teacher)
-        if way.start in STARTS:
+        if method.start in STARTS:
             batches = training_batches(cfg, args.num_samples)
-            if way.start in ('sequential', 'adapted'):
+            if method.start in ('sequential', 'adapted'):
                 backbone = copy.deepcopy(model.backbone)
-                convert_norms(model, batches, NORMS[way.norm], way.keep, progress=True)
-                if way.start == 'adapted':
+                convert_norms(model, batches, NORMS[method.norm], method.keep, progress=True)
+                if method.start == 'adapted':
                     with torch.enable_grad():
                         print(adapt_backbone(model, backbone, samples_of(batches), ADAPT_STEPS,
                                              len(batches[0]['inputs'])))
             else:
                 without_layer_norm(model, lambda: [model(**model.data_preprocessor(batch, False), mode='tensor')
-                                                   for batch in batches], NORMS[way.norm], way.start == 'kept')
-        metrics = main_metrics(test_metrics(cfg, model.eval(), f'testing {way.start or "LN"}'))
+                                                   for batch in batches], NORMS[method.norm], method.start == 'kept')
+        metrics = main_metrics(test_metrics(cfg, model.eval(), f'testing {method.start or "LN"}'))
         path.parent.mkdir(parents=True, exist_ok=True)
-        if way.start in STARTS:
+        if method.start in STARTS:
             torch.save(dict(state_dict=model.state_dict()), path)
         write_text(measured, json.dumps(metrics))
-    return (path if way.start in STARTS else teacher), json.loads(measured.read_text())
+    return (path if method.start in STARTS else teacher), json.loads(measured.read_text())
 
 
-def recipe(args, way, seed, teacher, weights):
+def recipe(args, method, seed, teacher, weights):
     """The config of a run."""
     cfg = load_config(str(ROOT / f'configs/convert/swin_un_{TASKS[args.task]}_converted.py'), args.cfg_options)
-    steps = STEPS[args.task] * way.longer
+    steps = STEPS[args.task] * method.step_factor
     cfg.load_from = str(weights.resolve())
     for hook in cfg.custom_hooks:
         if hook.type == 'DistillationHook':
             hook.checkpoint = str(teacher.resolve())
-    if not way.teacher:
+    if not method.teacher:
         cfg.custom_hooks = [hook for hook in cfg.custom_hooks if hook.type != 'DistillationHook']
-    if not way.start:
+    if not method.start:
         cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type='LN'))
-    elif way.norm != 'UN':
+    elif method.norm != 'UN':
         inherited = {key: cfg.model.backbone.norm_cfg[key] for key in ('window', 'warmup_iters')}
-        cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, {**NORMS[way.norm], **inherited})
-    if way.keep:
+        cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, {**NORMS[method.norm], **inherited})
+    if method.keep:
         plain = layer_norm_model(args, teacher)[1]
-        wanted = [name for name in layer_norms(plain) if name not in way.keep]
+        wanted = [name for name in layer_norms(plain) if name not in method.keep]
         norm_cfg = cfg.model.backbone.norm_cfg
         cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type='LN'))
         cfg.model = dict(cfg.model, type='ReplacedNorms', of=cfg.model.type, norm_cfg=norm_cfg, converted=wanted)
-    cfg.optim_wrapper.optimizer.lr = way.rate or load_config(
+    cfg.optim_wrapper.optimizer.lr = method.rate or load_config(
         str(ROOT / f'configs/digits/swin_un_{TASKS[args.task]}.py')).optim_wrapper.optimizer.lr
     cfg.randomness = dict(seed=seed)
     # The same loop for both tasks, with validations.
@@ -213,7 +214,7 @@ def recipe(args, way, seed, teacher, weights):
     return Config(cfg.to_dict())
 
 
-class Disturbed:
+class PerturbedModel:
     """A model with modified input images."""
 
     def __init__(self, model, change):
@@ -225,32 +226,32 @@ class Disturbed:
         return self.model.test_step({**batch, 'inputs': images})
 
 
-def larger(cfg):
+def with_larger_images(cfg):
     """The config with larger images for the test."""
     cfg = copy.deepcopy(cfg)
     for transform in cfg.test_dataloader.dataset.pipeline:
         if transform.type == 'Resize':
             scale = transform.scale
-            transform.scale = round(scale * LARGER) if isinstance(scale, int) else tuple(
-                round(side * LARGER) for side in scale)
+            transform.scale = round(scale * SIZE_FACTOR) if isinstance(scale, int) else tuple(
+                round(side * SIZE_FACTOR) for side in scale)
     return cfg
 
 
 @torch.no_grad()
-def tested(run):
+def metrics_of_run(run):
     """Metrics of a finished run, folded, and for some unfolded on modified images; cached in a file next to it."""
     file = run.work_dir / 'tested.json'
     if not file.exists():
         cfg = load_config(str(run.config))
         set_dataloader_defaults(cfg)
         model = build_model(cfg)
-        load_weights(model, str(trained(run.work_dir)))
+        load_weights(model, str(last_checkpoint(run.work_dir)))
         model.eval()
         metrics = {}
-        if run.norm in ROBUST:
-            metrics = {name: main_metrics(test_metrics(cfg, Disturbed(model, change), name))
-                       for name, change in DISTURBANCES.items()}
-            metrics['larger'] = main_metrics(test_metrics(larger(cfg), model, 'larger'))
+        if run.norm in PERTURBED:
+            metrics = {name: main_metrics(test_metrics(cfg, PerturbedModel(model, change), name))
+                       for name, change in PERTURBATIONS.items()}
+            metrics['larger'] = main_metrics(test_metrics(with_larger_images(cfg), model, 'larger'))
         if any(isinstance(module, OfflineNorm) for module in model.modules()):
             fuse_norms(model)
             metrics['folded'] = main_metrics(test_metrics(cfg, model, 'folded'))
@@ -280,7 +281,7 @@ def write_results(args, runs, starts):
         if not (result := run.result()):
             continue
         rows += [(run.norm, run.seed, 'trained', *item) for item in main_metrics(result['metrics']).items()]
-        for condition, metrics in tested(run).items():
+        for condition, metrics in metrics_of_run(run).items():
             rows += [(run.norm, run.seed, condition, *item) for item in (
                 metrics.items() if isinstance(metrics, dict) else [('norms', metrics)])]
         scalars = read_scalars(run.work_dir)
@@ -288,13 +289,13 @@ def write_results(args, runs, starts):
                                                 for key, value in starts[run].items()})
     write_csv(args.out / 'conversion.csv', ('way', 'seed', 'condition', 'metric', 'value'), rows)
     keys = list(dict.fromkeys(row[3] for row in rows if row[3] != 'norms'))
-    conditions = ('untrained', 'trained', 'folded', *DISTURBANCES, 'larger')
+    conditions = ('untrained', 'trained', 'folded', *PERTURBATIONS, 'larger')
     lines = []
     for key in keys:
         digits = 3 if key.startswith('coco/') else 2
         lines += [*markdown_table([key, *conditions], (
-            [way, *(cell([row[4] for row in rows if row[:1] + row[2:4] == (way, condition, key)], digits)
-                    for condition in conditions)] for way in dict.fromkeys(row[0] for row in rows))), '']
+            [method, *(cell([row[4] for row in rows if row[:1] + row[2:4] == (method, condition, key)], digits)
+                       for condition in conditions)] for method in dict.fromkeys(row[0] for row in rows))), '']
     write_text(args.out / 'conversion.md', '\n'.join(lines))
     if curves:
         save(curves_figure({'': curves}, keys, f'From LayerNorm to UN: {args.task}'), args.out / 'conversion.png')
@@ -307,11 +308,11 @@ def main(argv=None):
     out_folder(args.out)
     configs, starts = {}, {}
     for seed in range(args.seeds):
-        teacher = trained(ComparedRun(args.compared, 'LN', seed).work_dir)
+        teacher = last_checkpoint(ComparedRun(args.compared, 'LN', seed).work_dir)
         for name in args.ways:
             run = ComparedRun(args.out, name, seed)
-            weights, starts[run] = start_weights(args, WAYS[name], seed, teacher)
-            configs[run] = recipe(args, WAYS[name], seed, teacher, weights)
+            weights, starts[run] = start_weights(args, METHODS[name], seed, teacher)
+            configs[run] = recipe(args, METHODS[name], seed, teacher, weights)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     pending = {run: cfg for run, cfg in configs.items() if run.result() is None}
     try:

@@ -121,7 +121,7 @@ def table(rows):
 def chart(rows):
     """Milliseconds per image with one thread: medians and quartiles, one panel per network.
 
-    A network's rows are those of the machine on which most of its formats were measured. A speed-up stands where the
+    A network's rows are those of the machine on which most of its formats were measured. A speed-up is shown if the
     quartiles exclude 1 and the difference is larger than that of the control.
     """
     # 16-bit activations have no fast CPU kernel: they would dwarf all others.

@@ -19,7 +19,7 @@ from matplotlib.lines import Line2D
 sys.path.insert(0, str(Path(__file__).parent))
 
 from score_tables import BOX, MASK, TABLES, TOP1
-from write_scores import FAIL, load, scores, selected, split, summary
+from write_scores import FAIL, load, scores, select, split_column, summary
 
 FOLDER = Path(__file__).parents[1] / 'docs/images'
 GREY = '0.55'
@@ -48,7 +48,7 @@ def draw(axes, data, table, metric, columns):
     for y, wanted in enumerate(spec['rows'].values()):
         means = []
         for header, fill in zip(columns, fills, strict=True):
-            rows = selected(data, spec['where'], wanted, split(spec['columns'][header])[1])
+            rows = select(data, spec['where'], wanted, split_column(spec['columns'][header])[1])
             if not rows:
                 continue
             colour = NORM_COLOURS.get(rows[0]['norm'], GREY)
@@ -67,11 +67,11 @@ def draw(axes, data, table, metric, columns):
                 axes.errorbar(mean, y, xerr=spread, fmt='o', color=colour, fillstyle=fill, capsize=3, zorder=3)
         if len(means) > 1:
             axes.plot(means, [y] * 2, color=colour, linewidth=1, alpha=0.5)
-    axes.set_yticks(range(len(labels)), [wrapped(short(label), 1.9) for label in labels], fontsize='small')
+    axes.set_yticks(range(len(labels)), [wrapped(short_label(label), 1.9) for label in labels], fontsize='small')
     axes.set(ylim=(len(labels) - 0.4, -0.6), xlabel=metric_label(metric))
 
 
-def short(label):
+def short_label(label):
     """The label of a row without what is in brackets or after a colon."""
     return re.sub(r' \(.*\)|:.*|`', '', label)
 
@@ -94,8 +94,8 @@ def depth_figure(data):
     spec, results = TABLES['depth'], {}
     for (scheme, norm), wanted in spec['rows'].items():
         for column in spec['columns'].values():
-            wanted_too = split(column)[1]
-            mean, spread, _ = summary(selected(data, spec['where'], wanted, wanted_too), TOP1)
+            wanted_too = split_column(column)[1]
+            mean, spread, _ = summary(select(data, spec['where'], wanted, wanted_too), TOP1)
             results.setdefault((scheme, norm), {})[wanted_too['layers']] = Quality(mean, spread, 0)
     return quality_figure(results, TOP1)
 

@@ -1,4 +1,4 @@
-"""Runs the GPU benchmarks in 12 minutes, in the order of their worth, and packs the results into one archive.
+"""Runs the GPU benchmarks in 12 minutes, most important first, and packs the results into one archive.
 
     make gpu
     python benchmarks/gpu.py --vit vit_s_focus.onnx --crops data/crops   # with `adapt`, as benchmarks/adapt_vit.py
@@ -140,7 +140,7 @@ def trtexec(device, out):
 # The commands with the longest compilation are last and get the remaining time.
 PARTS = {part.__name__: part for part in (
     steps, layers, inference, adapt, digits, kernels, table8, trtexec, table8_compiled)}
-USUAL = ('steps', 'layers', 'inference', 'adapt', 'digits')
+DEFAULT_PARTS = ('steps', 'layers', 'inference', 'adapt', 'digits')
 
 
 def run(command, limit, log, environment):
@@ -168,7 +168,7 @@ def run(command, limit, log, environment):
     return found[0] if found else 'done'
 
 
-def checked_out():
+def git_commit():
     """The commit of this checkout; '' without git or history."""
     with suppress(FileNotFoundError):
         return subprocess.run(['git', 'rev-parse', 'HEAD'], cwd=ROOT, capture_output=True, text=True).stdout.strip()
@@ -199,7 +199,7 @@ def digits_table(folder):
 def write_page(rows, out):
     """Writes report/gpu.md."""
     about = rows[0]['environment']
-    lines = [f'# What ran on {about["device"]}', '', f'torch {about["versions"]["torch"]}, CUDA {about["cuda"]}, '
+    lines = [f'# Benchmarks on {about["device"]}', '', f'torch {about["versions"]["torch"]}, CUDA {about["cuda"]}, '
              f'commit {rows[0]["commit"]}', '',
              *markdown_table(('command', 'result', 'seconds'), [
                  (row['name'], row['result'].replace('|', '/'), f'{row["seconds"]:.0f}') for row in rows]),
@@ -214,7 +214,7 @@ def write_page(rows, out):
     write_text(out / 'report/gpu.md', '\n'.join(lines) + '\n')
 
 
-def keep_rows(source, target):
+def copy_rows(source, target):
     """Copies the files of rows; those of one name in several folders become one file."""
     files = defaultdict(list)
     for path in sorted(source.rglob('*.jsonl')):
@@ -227,7 +227,7 @@ def keep_rows(source, target):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--device', choices=['cuda', 'cpu'], default='cuda')
-    parser.add_argument('--parts', nargs='+', choices=PARTS, default=USUAL, help='default: %(default)s')
+    parser.add_argument('--parts', nargs='+', choices=PARTS, default=DEFAULT_PARTS, help='default: %(default)s')
     parser.add_argument('--minutes', type=float, default=MINUTES, help='in all, default: %(default)s')
     parser.add_argument('--vit', help='weights of a ViT, for the part `adapt`; see benchmarks/adapt_vit.py')
     parser.add_argument('--crops', help='folder with train and test, for the part `adapt`')
@@ -241,7 +241,7 @@ def main(argv=None):
     out, device = args.out.resolve(), torch.device(args.device)
     (out / 'report/logs').mkdir(parents=True)
     path = result_file(out / 'report/results', 'gpu', device)
-    rows, commit, end = [], checked_out(), time.time() + args.minutes * 60
+    rows, commit, end = [], git_commit(), time.time() + args.minutes * 60
     parts = dict(PARTS, adapt=partial(adapt, vit=args.vit, crops=args.crops))
     for part in args.parts:
         if part == 'adapt' and not (args.vit and args.crops):
@@ -263,7 +263,7 @@ def main(argv=None):
             write_page(rows, out)
             archive = shutil.make_archive(str(out / 'gpu'), 'zip', out / 'report')  # after each command
             if args.device == 'cuda':
-                keep_rows(out / 'report/results', ROOT / 'benchmarks/results')
+                copy_rows(out / 'report/results', ROOT / 'benchmarks/results')
     print(f'\n{device_name(device)}: {out}/report/gpu.md\nTo send back: {archive}')
 
 

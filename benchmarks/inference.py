@@ -1,10 +1,10 @@
-"""Inference of Swin-T, T2T-ViT-14 and Mask R-CNN: LN, LN whose norms are folded as far as that is exact, UN folded.
+"""Inference of Swin-T, T2T-ViT-14 and Mask R-CNN: LN, LN folded exactly, UN folded.
 
     python benchmarks/inference.py --device cuda --amp fp16 bf16 --batches 2 8 16 --seconds 120
 
-The models take turns in each round, under autocast. A row is written as soon as it is measured, and no new measurement
-starts after `--seconds`; the eager ones come first. `exact` is `fuse_norms` on the model with LayerNorms. The rows are
-added to benchmarks/results/inference_DEVICE.jsonl.
+The models run in rotation in each round, under autocast. A row is written as soon as it is measured, and no new
+measurement starts after `--seconds`; the eager ones come first. `exact` is `fuse_norms` on the model with LayerNorms.
+The rows are added to benchmarks/results/inference_DEVICE.jsonl.
 """
 import argparse
 import itertools
@@ -40,7 +40,7 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def measured(models, plain, cfg, amp, mode, batch, args):
+def measure_batch(models, plain, cfg, amp, mode, batch, args):
     """Rows of one batch size, without names."""
     where, task = torch.device(args.device), task_of(cfg)
     settings = Settings(batch_size=batch, device=args.device, amp=None if amp == 'none' else amp,
@@ -77,7 +77,7 @@ def main(argv=None):
             if time.monotonic() - start > args.seconds:
                 print(f'not measured after {args.seconds:.0f} s: {Path(config).stem}, {mode}, {amp}, batch {batch}')
                 continue
-            for row in measured(models, plain, cfg, amp, mode, batch, args):
+            for row in measure_batch(models, plain, cfg, amp, mode, batch, args):
                 row = dict(model=Path(config).stem, mode=mode, amp=amp, batch=batch, **row,
                            environment=environment(torch.device(args.device)))
                 with path.open('a') as file:

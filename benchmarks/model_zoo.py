@@ -138,7 +138,7 @@ def randomize(model):
             elif isinstance(tensor, torch.nn.Parameter) and tensor.dim() and (tensor == tensor.flatten()[0]).all():
                 tensor.add_(draw(tensor) * 0.1)
             elif not (tensor.abs() < 1e3).all() and isinstance(tensor, torch.nn.Parameter):
-                tensor.copy_(draw(tensor))  # mmdet leaves some uninitialized
+                tensor.copy_(draw(tensor))  # mmdet does not initialize all
     return model.eval()
 
 
@@ -156,7 +156,7 @@ def to_double(model):
 def outputs(model, example):
     """All output tensors for an example, or for each of several."""
     if isinstance(example, list):
-        return [tensor for one in example for tensor in outputs(model, one)]
+        return [tensor for inputs in example for tensor in outputs(model, inputs)]
     results = tensors_in(model(**example) if isinstance(example, dict) else model(example))
     return [tensor for tensor in results if tensor.is_floating_point()]
 
@@ -175,7 +175,7 @@ def difference(after, before):
     return largest
 
 
-def short(reason):
+def generic_reason(reason):
     """A reason without layer names, so that norms can be counted by reason."""
     for pattern, words in ((r'a (\w+) convolution that pads with zeros', r'a padded \1 convolution consumes it'),
                            (r'together with other values|padded by 0', 'it is consumed with padding or other values'),
@@ -245,9 +245,9 @@ def cells(row):
     return row['model'], left, f'{row["folded"]}/{row["norms"]}'
 
 
-def listed(reasons):
+def most_frequent(reasons):
     """The most frequent reasons of norms, each with the number of norms."""
-    counts = Counter(short(reason).partition(';')[0].replace('read by', 'consumed by') for reason in reasons)
+    counts = Counter(generic_reason(reason).partition(';')[0].replace('read by', 'consumed by') for reason in reasons)
     return '; '.join(f'{why} ({count})' for why, count in counts.most_common(4))
 
 
@@ -261,7 +261,7 @@ def page(rows):
     scales = sum(left == SCALE for part in exact for left in part['left'].values())
     whole = sum(not part['why'] for part in exact)
     missing = sum('exact' not in row for row in good)
-    padded = sum('padd' in short(why) for row in good for why in row['kept'].values())
+    padded = sum('padd' in generic_reason(why) for row in good for why in row['kept'].values())
     lines = (HEADER, ['---'] * len(HEADER), *map(cells, rows))
     table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
     more = [why for part in exact for why in part['why'].values()]
@@ -274,10 +274,10 @@ transformers fold as timm's do. To try another model: [Fold](how_to/fusion.md#th
 
 - **LayerNorms, folded exactly**: {scales} of {sum(part['layer_norms'] for part in exact)} LayerNorms and RMSNorms leave
   a scale of each token, all of them in {whole} of {len(exact)} models. {missing} models were not run with their
-  LayerNorms. More stays where: {listed(more)}.
+  LayerNorms. More stays where: {most_frequent(more)}.
 - **UN in place of every LayerNorm and RMSNorm**: {len(good)} models with {norms} norms: {folded} are folded,
   {norms - folded} are kept. {padded} of these are before zero padding, which could be filled as in Swin. Kept where:
-  {listed(kept)}.
+  {most_frequent(kept)}.
 - {len(wrong)} models have different outputs after folding{': ' + ', '.join(wrong) if wrong else ''}.
   {len(rows) - len(good)} models did not run. Outputs are compared in float64, at sizes as small as the architecture
   allows; detectors run in the mode `tensor`.

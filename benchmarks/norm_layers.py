@@ -47,13 +47,14 @@ NORMS = {
     'RMSN': RMSN,
     'DyT': DyT,
 }
-USUAL = tuple(name for name in NORMS if name not in ('MABN', 'PN', 'RMSN', 'DyT'))
+DEFAULT_NORMS = tuple(name for name in NORMS if name not in ('MABN', 'PN', 'RMSN', 'DyT'))
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--norms', nargs='+', choices=NORMS, default=USUAL, help='norms to compare with LayerNorm')
+    parser.add_argument('--norms', nargs='+', choices=NORMS, default=DEFAULT_NORMS,
+                        help='norms to compare with LayerNorm')
     parser.add_argument('--modes', nargs='+', choices=['eager', 'compiled'], default=['eager', 'compiled'])
     parser.add_argument('--dtypes', nargs='+', choices=['float32', 'bfloat16', 'float16'],
                         default=['float32'],
@@ -90,18 +91,18 @@ def make_step(name, channels, x, dy, compiled):
     return step
 
 
-def steps_per_turn(step, device):
+def steps_per_round(step, device):
     """The number of steps that take a few milliseconds."""
     timer = measure.InterleavedTimer({'': step}, device)
     seconds = min(timer.seconds('') for _ in range(5))
     return max(1, round(5e-3 / seconds))
 
 
-def repeated(step, times):
-    def turn():
+def repeat(step, times):
+    def run_steps():
         for _ in range(times):
             step()
-    return turn
+    return run_steps
 
 
 def measure_norms(names, shape, dtype, device, mode, args):
@@ -112,9 +113,9 @@ def measure_norms(names, shape, dtype, device, mode, args):
     torch._dynamo.reset()
     steps = {name: make_step(name, shape[-1], x, dy, mode == 'compiled') for name in names}
     memory = {name: measure.peak_memory(step, device) for name, step in steps.items()}
-    times = steps_per_turn(steps[LN], device)
+    times = steps_per_round(steps[LN], device)
     clock = time.process_time if args.clock == 'cpu' else time.perf_counter
-    timer = measure.InterleavedTimer({name: repeated(step, times) for name, step in steps.items()}, device, clock)
+    timer = measure.InterleavedTimer({name: repeat(step, times) for name, step in steps.items()}, device, clock)
     seconds = timer.time(args.rounds)
     for name in names:
         yield dict(

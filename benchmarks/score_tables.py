@@ -56,13 +56,13 @@ def images(metric):
 
 
 # Conversions from LayerNorm to UN, as named in benchmarks/conversion.py.
-WAYS = {label: dict(way=way) for label, way in {
+CONVERSIONS = {label: dict(way=way) for label, way in {
     'LN, trained on (the control)': 'LN, trained on',
     'gamma kept, statistics collected': 'gamma kept',
     'the nearest map, all at once': 'affine, at once',
     'the nearest map, one after the other (`convert_norms`)': 'affine, sequential',
     'the same with the teacher: `configs/convert/*_converted.py`': 'affine, sequential, teacher'}.items()}
-TESTED = {'LN, trained on': dict(way='LN, trained on'),
+PERTURBED = {'LN, trained on': dict(way='LN, trained on'),
           'UN, one after the other, with the teacher': dict(way='affine, sequential, teacher')}
 TABLES = {
     'main': dict(
@@ -289,7 +289,7 @@ TABLES = {
         labels=['top-1'], where=dict(experiment='swin', **PLAIN, **AVX2),
         rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=by_seed(TOP1, 3)),
     'conversion': dict(
-        labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=WAYS,
+        labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=CONVERSIONS,
         columns={'untrained': mean(TOP1, condition='untrained', missing=''),
                  'after 188 steps': mean(TOP1, condition='trained')}),
     'conversion_control': dict(
@@ -318,13 +318,13 @@ TABLES = {
               'UN, adapted, with the teacher': dict(way='adapted, teacher, 2 x steps, rate 0.0003')},
         columns={'before them': mean(TOP1, condition='untrained'), **by_seed(TOP1, 3)}),
     'conversion_images': dict(
-        labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=TESTED, columns=images(TOP1)),
+        labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=PERTURBED, columns=images(TOP1)),
     'conversion_detector_start': dict(
         labels=['norm'], where=dict(experiment='maskrcnn', **PLAIN, **AVX2),
         rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=boxes()),
     'conversion_detector': dict(
         labels=['way'], where=dict(experiment='conversion_detector', **AVX2),
-        rows={**WAYS,
+        rows={**CONVERSIONS,
               'the same with the teacher, UN+': dict(way='UN+, sequential, teacher'),
               'the same with the teacher, 348 steps': dict(way='sequential, teacher, 2 x steps')},
         columns={f'{name} AP, {when}': mean(metric, condition=condition, missing=missing)
@@ -344,7 +344,7 @@ TABLES = {
               'UN from a UN backbone': dict(start='UN')},
         columns=boxes()),
     'conversion_detector_images': dict(
-        labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=TESTED, columns=images(BOX)),
+        labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=PERTURBED, columns=images(BOX)),
     # docs/results/int8.md
     'exact_int8': dict(
         labels=['ViT-S', 'test images'], where=dict(experiment='exact_int8'),

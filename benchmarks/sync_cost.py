@@ -15,7 +15,7 @@ CONFIGS = Path(__file__).parent.parent / 'configs'
 LARGE = dict(arch='large')
 
 
-def bytes_a_step(norm: OfflineNorm) -> int:
+def bytes_per_step(norm: OfflineNorm) -> int:
     """Bytes that one norm with float32 statistics reduces in a training step, forward and backward."""
     channels = norm.num_features
     if norm.centered:  # two moments and the count in float64, then two gradient statistics
@@ -23,7 +23,7 @@ def bytes_a_step(norm: OfflineNorm) -> int:
     return 4 * (channels + 1) + 4 * channels
 
 
-def sent_a_step(total: int, ranks: int) -> float:
+def sent_per_step(total: int, ranks: int) -> float:
     """Bytes that each rank sends in a ring all-reduce of `total` bytes."""
     return 2 * (ranks - 1) / ranks * total
 
@@ -38,7 +38,7 @@ def build_backbone(config: str, **changes) -> nn.Module:
 def cost(model: nn.Module) -> tuple[int, int, int]:
     """Norms, bytes that SyncUN reduces in a step, and bytes of float32 gradients that training reduces."""
     norms = [module for module in model.modules() if isinstance(module, OfflineNorm)]
-    return len(norms), sum(map(bytes_a_step, norms)), 4 * sum(p.numel() for p in model.parameters())
+    return len(norms), sum(map(bytes_per_step, norms)), 4 * sum(p.numel() for p in model.parameters())
 
 
 def models():
@@ -56,7 +56,7 @@ def table(ranks: list[int]) -> str:
     for name, model in models():
         norms, total, gradients = cost(model)
         lines.append([name, norms, 2 * norms, f'{total:,}', f'{total / gradients:.2%}',
-                      *(f'{sent_a_step(total, n):,.0f}' for n in ranks)])
+                      *(f'{sent_per_step(total, n):,.0f}' for n in ranks)])
     return '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""What a norm layer costs beside its arithmetic: forward and backward of 8 tokens of 16 channels, and calls of ATen.
+"""The overhead of a norm layer: forward and backward of 8 tokens of 16 channels, and calls of ATen.
 
     python benchmarks/tiny_layer.py
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
-from norm_layers import LN, NORMS, ROOT, repeated
+from norm_layers import LN, NORMS, ROOT, repeat
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -41,11 +41,11 @@ def main(argv=None):
         norm = NORMS[name](CHANNELS)
         steps[name] = partial(lambda norm, inputs: torch.autograd.grad(norm(x), inputs, dy), norm,
                               [x, *norm.parameters()])
-        repeated(steps[name], 20)()
+        repeat(steps[name], 20)()
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             steps[name]()
         calls[name] = sum(event.count for event in profiler.key_averages() if event.key.startswith('aten::'))
-    timer = measure.InterleavedTimer({name: repeated(step, STEPS) for name, step in steps.items()}, device,
+    timer = measure.InterleavedTimer({name: repeat(step, STEPS) for name, step in steps.items()}, device,
                                      time.process_time)
     timer.time(2)
     seconds = timer.time(args.rounds)

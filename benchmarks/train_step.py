@@ -4,8 +4,8 @@
     python benchmarks/train_step.py --config configs/digits/swin_un_classifier.py --batch 64 --size 32
     python benchmarks/train_step.py --device cuda --batch 128 --amp none bf16 --modes eager compiled
 
-Both models run in turn in each round. Ratios are ratios of medians. `UN` is past its warm-up. In eager mode on a GPU, a
-third one is UN without Triton. The rows are written to benchmarks/results/train_step_DEVICE.jsonl.
+Both models run in rotation in each round. Ratios are ratios of medians. `UN` is past its warm-up. In eager mode on a
+GPU, a third one is UN without Triton. The rows are written to benchmarks/results/train_step_DEVICE.jsonl.
 """
 import argparse
 import itertools
@@ -47,7 +47,7 @@ def parse_args(argv=None):
 
 
 def add_step_arguments(parser):
-    """What every benchmark of training steps takes."""
+    """Adds the arguments of all benchmarks of training steps."""
     parser.add_argument('--device', type=device, default='cpu', help='e.g. cuda:0')
     parser.add_argument('--batch', type=int, default=4)
     parser.add_argument('--rounds', type=int, default=15)

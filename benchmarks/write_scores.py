@@ -102,13 +102,13 @@ def cell(rows, metric, form='mean', digits=2, missing='not run'):
     return f'{text} ({count}{others})' if form == 'count' or others else text
 
 
-def selected(data, *wanted):
+def select(data, *wanted):
     """The trainings with the values of a table, a row and a column; later values replace earlier ones."""
     values = {key: value for part in wanted for key, value in part.items()}
     return [row for row in data if matches(row, values)]
 
 
-def split(column):
+def split_column(column):
     """The arguments of `cell`, and the values that select trainings."""
     form = {key: column[key] for key in ('metric', 'form', 'digits', 'missing') if key in column}
     return form, {key: value for key, value in column.items() if key not in form}
@@ -127,18 +127,18 @@ def score_rows(spec, data):
         wanted, cells = dict(wanted), []
         measured = wanted.pop('measured', {})
         for column in spec['columns'].values():
-            form, rest = split({**measured, **column})
-            cells.append(cell(selected(data, spec['where'], wanted, rest), **form))
+            form, rest = split_column({**measured, **column})
+            cells.append(cell(select(data, spec['where'], wanted, rest), **form))
         rows.append([*(label if isinstance(label, tuple) else (label, )), *cells])
     return [*spec['labels'], *spec['columns']], rows
 
 
-def written(text, data):
+def update_tables(text, data):
     """A page with its tables updated from the data."""
     return MARKED.sub(lambda match: match[1] + table(match[2], data) + match[3], text)
 
 
-def described(run):
+def training_info(run):
     """Information on a training from the files of its run."""
     cfg = Config(read_config_text(run.with_suffix('.py').read_text()))
     log = sorted(run.glob('*/*.log'))[-1].read_text()
@@ -151,11 +151,11 @@ def described(run):
         date=datetime.fromtimestamp((run / 'result.json').stat().st_mtime, timezone.utc).date().isoformat())
 
 
-def rounded(metrics):
+def round_metrics(metrics):
     return {key: round(float(value), 4) for key, value in metrics.items()}
 
 
-def compared(out):
+def comparison_rows(out):
     """The rows of the finished runs of projects/paper/tools/compare_norms.py."""
     names = {slug(name): name for name in NORMS}
     for file in sorted(out.glob('**/seed_*/result.json')):
@@ -168,11 +168,11 @@ def compared(out):
         options.pop('optim_wrapper.type', None)  # is `precision`
         yield dict(config=title.rpartition(' ')[2], norm=names.get(run.parent.name, run.parent.name),
                    options={**options, 'condition': STRESSED} if stressed else options,
-                   metrics=rounded(result['metrics']), **described(run),
+                   metrics=round_metrics(result['metrics']), **training_info(run),
                    **({'failed_step': result['step']} if result['status'] == FAIL else {}))
 
 
-def converted(out):
+def conversion_rows(out):
     """The rows of the runs of conversion.py, by way and condition of the test."""
     found = {}
     with (out / 'conversion.csv').open() as file:
@@ -180,15 +180,15 @@ def converted(out):
             if row['metric'] != 'norms' and not row['way'].endswith('from scratch'):
                 found.setdefault((row['way'], row['seed'], row['condition']), {})[row['metric']] = row['value']
     for (way, seed, condition), metrics in found.items():
-        training = described(out / slug(way) / f'seed_{seed}')
+        training = training_info(out / slug(way) / f'seed_{seed}')
         if condition == 'untrained':
             training['steps'] = 0
         task = 'classifier' if 'accuracy/top1' in metrics else 'maskrcnn'
         yield dict(config=f'configs/convert/swin_un_{task}_converted.py', norm=training['settings']['type'],
-                   options=dict(way=way, condition=condition), metrics=rounded(metrics), **training)
+                   options=dict(way=way, condition=condition), metrics=round_metrics(metrics), **training)
 
 
-def merged(data, rows):
+def merge_rows(data, rows):
     """All rows; new rows replace rows of the same training."""
     def identity(row):
         return json.dumps([row.get(key) for key in IDENTITY], sort_keys=True)
@@ -205,14 +205,14 @@ def main(argv=None):
     if (args.add is None) != (args.experiment is None):
         parser.error('--add and --experiment must be given together')
     if args.add:
-        runs = (converted if (args.add / 'conversion.csv').exists() else compared)(args.add)
+        runs = (conversion_rows if (args.add / 'conversion.csv').exists() else comparison_rows)(args.add)
         rows = [dict(experiment=args.experiment, **run) for run in runs]
-        write_text(DATA, ''.join(json.dumps(row) + '\n' for row in merged(read(DATA), rows)))
+        write_text(DATA, ''.join(json.dumps(row) + '\n' for row in merge_rows(read(DATA), rows)))
         print(f'{len(rows)} runs of {args.add} added to {DATA}')
     data = load()
     for page in PAGES:
         text = page.read_text()
-        if (new := written(text, data)) != text:
+        if (new := update_tables(text, data)) != text:
             write_text(page, new)
             print(f'{page} has changed')
 

@@ -18,9 +18,9 @@ if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 1):
     raise ImportError(f'mmunorm needs torch 2.1 or newer, and this Python has {torch.__version__}.')
 
 from . import registry
-from .registry import explain_missing, lacks, what_is_missing
+from .registry import explain_missing, is_missing, missing_message
 
-if not lacks('mmengine'):
+if not is_missing('mmengine'):
     from mmengine.config.utils import MODULE2PACKAGE
 
     from . import ops
@@ -40,16 +40,16 @@ if not lacks('mmengine'):
             registry.mark_missing('mmpretrain', error)
 
     if registry.MISSING and not interruption.running_tool():
-        warnings.warn(what_is_missing('mmunorm provides its norms and the functions of models; the rest'), stacklevel=2)
+        warnings.warn(missing_message('mmunorm provides its norms and the functions of models; the rest'), stacklevel=2)
 
 if registry.MISSING and (tool := interruption.running_tool()):
-    print(what_is_missing(tool), file=sys.stderr)
+    print(missing_message(tool), file=sys.stderr)
     raise SystemExit(2)
 
 if not registry.MISSING:
     with quiet_imports():
         from . import backbones, datasets, engine  # noqa: F401
-elif not lacks('mmengine'):
+elif not is_missing('mmengine'):
     from . import engine  # noqa: F401
 
 from . import norms

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from itertools import groupby
 from pathlib import Path
 
-from .registry import MISSING, what_is_missing
+from .registry import MISSING, missing_message
 
 TOOLS = Path(__file__).parent / '.mim/tools'
 
@@ -35,12 +35,12 @@ def main(argv: list[str] | None = None) -> None:
         for _, names in groupby(tools, lambda name: name.rpartition('/')[0]):
             print()
             for name in names:
-                print(f'  {name:30}{_sentence(tools[name])}')
+                print(f'  {name:30}{_summary(tools[name])}')
         print("\nA config begins with _base_ = ['mmunorm::configs/swin_t_un_maskrcnn_3x.py'], for example. The configs "
               f'are in {TOOLS.parent / "configs/configs"}.')
         return
     if MISSING:
-        print(what_is_missing(f'mmunorm {argv[0]}'), file=sys.stderr)
+        print(missing_message(f'mmunorm {argv[0]}'), file=sys.stderr)
         raise SystemExit(2)
     tool = tools[argv[0]]
     if tool.suffix == '.sh':
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     runpy.run_path(str(tool), run_name='__main__')
 
 
-def _sentence(tool: Path) -> str:
+def _summary(tool: Path) -> str:
     """What a tool does: the first sentence of its docstring, or of its first comment."""
     lines = tool.read_text(encoding='utf-8').splitlines()
     if tool.suffix == '.py':

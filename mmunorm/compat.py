@@ -36,7 +36,7 @@ def forget_compiled_code() -> None:
         torch.compiler.reset()
 
 
-def sees_attributes() -> bool:
+def guards_attributes() -> bool:
     """Whether torch.compile recompiles when an attribute of a layer changes; 2.1 does not."""
     config = torch._dynamo.config
     return config.guard_nn_modules or getattr(config, 'inline_inbuilt_nn_modules', False)
@@ -63,9 +63,9 @@ def load_listed(file, map_location, listed: dict[str, object], load: Callable):
     Uses `weights_only=True` where that accepts a list of names (2.7 and newer), else a restricted unpickler.
     """
     if _TAKES_NAMES:
-        with _only(listed):
+        with _safe_globals(listed):
             return load(file, map_location, weights_only=True)
-    return load(file, map_location, pickle_module=_restricted_pickle({**_parts_of_tensors(), **listed}),
+    return load(file, map_location, pickle_module=_restricted_pickle({**_tensor_globals(), **listed}),
                 weights_only=False)
 
 
@@ -73,7 +73,7 @@ _TAKES_NAMES = 'tuple' in str(inspect.signature(getattr(torch.serialization, 'ad
 
 
 @contextmanager
-def _only(listed: dict[str, object]) -> Iterator[None]:
+def _safe_globals(listed: dict[str, object]) -> Iterator[None]:
     """Sets torch's list of safe globals. An entry of the same name by another package is ignored."""
     lists = torch.serialization
     before = lists.get_safe_globals()
@@ -103,7 +103,7 @@ def _restricted_pickle(listed: dict[str, object]) -> SimpleNamespace:
                            load=lambda file, **kwargs: Unpickler(file, **kwargs).load())
 
 
-def _parts_of_tensors() -> dict[str, object]:
+def _tensor_globals() -> dict[str, object]:
     parts = {f'torch.{name}': value for name, value in vars(torch).items()
              if isinstance(value, torch.dtype) or name.endswith('Storage')}
     for name in ('_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_tensor_v3', '_rebuild_parameter'):

@@ -21,18 +21,18 @@ _REASONS: dict[str, str] = {}
 
 
 def mark_missing(package: str, error: Exception) -> None:
-    """Counts a package as missing that cannot be imported, such as mmpretrain beside transformers 5."""
+    """Counts a package as missing that cannot be imported, such as mmpretrain with transformers 5."""
     global MISSING
     MISSING = (*MISSING, package)
     _REASONS[package] = str(error)
 
 
-def lacks(*packages: str) -> bool:
+def is_missing(*packages: str) -> bool:
     """Whether one of these packages of OpenMMLab is missing."""
     return not set(packages).isdisjoint(MISSING)
 
 
-def what_is_missing(what: str) -> str:
+def missing_message(what: str) -> str:
     """Why `what` cannot be used, and what to install."""
     if _REASONS:
         return f'{what} needs {", ".join(_REASONS)}, which cannot be imported here: {"; ".join(_REASONS.values())}'
@@ -49,13 +49,13 @@ def explain_missing(package: str, names: Sequence[str]) -> Callable[[str], objec
     """
     def explain(name: str):
         if MISSING and name in names:
-            raise ImportError(what_is_missing(f'{package}.{name}'))
+            raise ImportError(missing_message(f'{package}.{name}'))
         raise AttributeError(f'module {package!r} has no attribute {name!r}')
 
     return explain
 
 
-if lacks('mmengine'):
+if is_missing('mmengine'):
 
     class Registry:
         """The part of mmengine's Registry that this package uses."""
@@ -96,4 +96,5 @@ else:
         with MODELS.switch_scope_and_registry(None) as registry:
             return registry.get(kind) if isinstance(kind, str) else kind
 
-__all__ = ['MISSING', 'MODELS', 'Registry', 'explain_missing', 'lacks', 'print_log', 'registered', 'what_is_missing']
+__all__ = ['MISSING', 'MODELS', 'Registry', 'explain_missing', 'is_missing', 'missing_message', 'print_log',
+           'registered']

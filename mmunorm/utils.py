@@ -125,7 +125,7 @@ def whole_file(path: str | os.PathLike) -> Iterator[Path]:
         PreflightError: `path` exists and is no regular file, such as a folder or a device.
     """
     path = written_file(path)
-    part = path.with_name(f'.{os.getpid()}.{path.name}')  # matplotlib and others look at the suffix
+    part = path.with_name(f'.{os.getpid()}.{path.name}')  # matplotlib and others read the suffix
     try:
         with naming(path, part):
             yield part
@@ -186,13 +186,13 @@ def quiet_imports() -> Iterator[None]:
 
     from mmengine.logging import logger
 
-    def print_what_matters(message):
+    def print_filtered(message):
         if _CHATTER.match(str(message)):
             _held_back.append(str(message))
         else:
             print(message)
 
-    with mock.patch.object(logger, 'print', print_what_matters, create=True):
+    with mock.patch.object(logger, 'print', print_filtered, create=True):
         yield
 
 

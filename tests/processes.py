@@ -1,4 +1,4 @@
-"""What runs in other processes. They are forked from one that has imported everything once."""
+"""Functions in other processes, forked from one that has imported everything once."""
 import gc
 import multiprocessing
 import os
@@ -37,9 +37,9 @@ def free_port():
 
 
 def run(function, *args, processes=2):
-    """What `function(rank, *args)`, of a module's top level, returns in each process, in order.
+    """The results of `function(rank, *args)`, of a module's top level, in each process, in order.
 
-    The processes talk over gloo.
+    The processes communicate over gloo.
     """
     with tempfile.TemporaryDirectory() as folder:
         context = mp.start_processes(_enter, (folder, processes, function, args), nprocs=processes,
@@ -58,7 +58,7 @@ def _enter(rank, folder, processes, function, args):
     dist.barrier()
     gc.collect()  # a DistributedDataParallel must be gone before its group
     dist.destroy_process_group()
-    os._exit(0)  # nothing of torch is left to be torn down in the wrong order
+    os._exit(0)  # so that torch is not torn down in the wrong order
 
 
 def run_tool(name, *arguments, processes=1, **environment):

@@ -5,7 +5,7 @@ from mmengine.runner import Runner
 
 
 def loader(dataset, batch_size=2, **kwargs):
-    """The config of a loader that gives samples in their order."""
+    """The config of a loader that returns samples in their order."""
     return {'dataset': dataset, 'batch_size': batch_size, 'sampler': dict(type='DefaultSampler', shuffle=False),
             'collate_fn': dict(type='default_collate'), **kwargs}
 

@@ -93,7 +93,7 @@ def test_the_signal_through_initial_weights(script, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_model_zoo_goes_on_where_it_ended(script, tmp_path, monkeypatch):
+def test_the_model_zoo_resumes(script, tmp_path, monkeypatch):
     zoo = script('model_zoo')
     monkeypatch.setattr(zoo, 'TIMM', {'convnext_atto': (32, dict(depths=(1, 1, 1, 1), dims=(8, 8, 8, 8))), 'none': 32})
     paths = ['--results', str(tmp_path / 'rows.jsonl'), '--page', str(tmp_path / 'page.md')]
@@ -118,7 +118,7 @@ def test_bytes_are_those_that_a_norm_communicates(norm, script, monkeypatch):
     layer(torch.randn(3, 4, 10, requires_grad=True)).sum().backward()
     assert len(sent) == 2
     assert sum(values.numel() * values.element_size() for values in sent) == script(
-        'sync_cost').bytes_a_step(layer)
+        'sync_cost').bytes_per_step(layer)
 
 
 def test_the_vit_receives_what_torchvision_makes_of_a_photograph(script, tmp_path):
@@ -165,7 +165,7 @@ flops: 9, runtime: 0.000050ms, ComputationAbility: 2.0T
 def test_cycles_of_operators_add_up_to_the_total(chips):
     row = chips.read_profile(PROFILE)
     assert (row['ms'], row['cycles'], row['megabytes']) == (5e-5, 52, 1.5)
-    # 5 cycles in which only memory moves between the two operators; the last two are nobody's
+    # 5 cycles in which only memory moves between the two operators; the last two have no operator
     assert row['by_operator'] == {'Conv': 20, 'Load': 15, 'LayerNorm': 15}
 
 

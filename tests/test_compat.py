@@ -1,4 +1,4 @@
-"""What stands in for the features of torch that an old release lacks."""
+"""Replacements of features of torch that an old release lacks."""
 import pytest
 import torch
 from torch.nn import functional as F
@@ -39,7 +39,7 @@ def test_the_limit_of_recompilations_is_only_raised(monkeypatch, name):
         assert vars(Config)[name] == limit
 
 
-def test_the_scale_of_a_gradient_scaler_is_told():
+def test_the_scale_of_a_gradient_scaler():
     norm, scaler = UN(6), CPUGradScaler(init_scale=8.0)
     assert isinstance(scaler, compat.GradScaler)
     assert issubclass(torch.cuda.amp.GradScaler, compat.GradScaler)  # which mmengine builds

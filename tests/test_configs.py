@@ -21,7 +21,7 @@ CONFIGS = tiny_runs.configs_in(FOLDER)
 
 
 def norm_of(name):
-    """The part of a config's name that tells its norm."""
+    """The norm in a config's name."""
     return next(norm for norm in ('ln', 'un') if f'_{norm}_' in f'{name}_')
 
 
@@ -37,7 +37,7 @@ def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
 
 
 def recipe(cfg):
-    """All but the norms, and the checkpoints that go with them."""
+    """A config without its norms and their checkpoints."""
     cfg = cfg.to_dict()
     for key in ('pretrained', 'load_from'):
         cfg.pop(key, None)
@@ -129,7 +129,7 @@ def test_every_norm_trains_and_tests_in_a_small_model(norm, classifier, in_a_fol
     checkpoint = f'work_dirs/{folder}/epoch_1.pth'
     state = tiny_runs.checkpoint(checkpoint)['state_dict']
     assert all(tensor.isfinite().all() for tensor in state.values())
-    # No norm parameter is where it began.
+    # Every norm parameter has changed.
     norms = [name for name in state if name.endswith('norm1.weight')]
     assert bool(norms) == (norm != 'NoNorm')
     assert not any(torch.equal(state[name], torch.ones_like(state[name])) for name in norms)
@@ -167,7 +167,7 @@ def test_recipe(name):
         for split in ('train', 'test'):
             dataset = cfg[f'{split}_dataloader'].dataset
             assert dataset.pipeline[0] == dict(type='Resize', scale=224)
-            # Never a surprise download.
+            # No download.
             assert dataset.download is False
 
 

@@ -1,4 +1,4 @@
-"""Full disks, damaged images, odd images: it works, or it is one line, and old files stay."""
+"""Full disks, damaged images, odd images: success or a one-line error, and old files stay."""
 import errno
 import json
 import os
@@ -78,7 +78,7 @@ def images(classifier, tmp_path):
 # Full disks
 
 
-def test_a_file_that_is_not_written_to_its_end_leaves_the_older_one(tmp_path):
+def test_an_incomplete_write_keeps_the_older_file(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_text('old')
     with pytest.raises(OSError, match='No space left on device') as caught, whole_file(path) as part:
@@ -99,7 +99,7 @@ def test_a_file_that_is_not_written_to_its_end_leaves_the_older_one(tmp_path):
     (lambda path: path.mkdir(), 'folder'), (os.mkfifo, 'device or a pipe'),
     (lambda path: path.symlink_to('/dev/null'), 'device or a pipe'),
     (lambda path: path.symlink_to(path), 'circular link')])
-def test_what_is_no_regular_file_is_not_replaced(make, kind, tmp_path):
+def test_special_files_are_not_replaced(make, kind, tmp_path):
     make(tmp_path / 'a')
     before = os.lstat(tmp_path / 'a')
     with pytest.raises(PreflightError, match=f'a: must be a regular file, and is a {kind}'):
@@ -197,7 +197,7 @@ def draw(path, height, width):
 
 
 def make_odd(folder, split, height, width):
-    """Gives the first scene another size, with a digit that fills it."""
+    """Replaces the first scene by one of another size, with a digit that fills it."""
     path = folder / f'annotations/instances_{split}.json'
     content = json.loads(path.read_text())
     scene = content['images'][0]

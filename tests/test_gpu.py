@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py goes on after a command that fails, and packs what it found."""
+"""benchmarks/gpu.py continues after a failing command, and packs the results."""
 import importlib
 import importlib.util
 import json
@@ -36,19 +36,19 @@ def test_scripts_take_the_arguments_that_a_gpu_runs_them_with(gpu, tmp_path):
     ('import time; time.sleep(60)', 1, 'stopped after 1 s'),
     ('print(1)', -3, 'no time left'),
 ])
-def test_what_came_of_a_command(gpu, code, limit, result, tmp_path):
+def test_the_result_of_a_command(gpu, code, limit, result, tmp_path):
     assert gpu.run([sys.executable, '-c', code], limit, tmp_path / 'log', {}) == result
     assert (tmp_path / 'log').exists()
 
 
 def test_parts_have_twelve_minutes(gpu, tmp_path):
-    limits = {part: sum(run.limit for run in gpu.PARTS[part]('cuda', tmp_path)) for part in gpu.USUAL}
-    assert sum(limits.values()) - limits['digits'] <= 60 * gpu.MINUTES  # which gets what is left
+    limits = {part: sum(run.limit for run in gpu.PARTS[part]('cuda', tmp_path)) for part in gpu.DEFAULT_PARTS}
+    assert sum(limits.values()) - limits['digits'] <= 60 * gpu.MINUTES  # which gets the remaining time
 
 
 @needs_fused_adamw
 @pytest.mark.slow
-def test_what_people_run_first_is_measured_tiny_on_a_cpu(gpu, tmp_path, capsys, monkeypatch):
+def test_default_parts_run_on_a_cpu(gpu, tmp_path, capsys, monkeypatch):
     """In this process."""
     def run(command, limit, log, environment):
         importlib.import_module(Path(command[1]).stem).main(command[2:])

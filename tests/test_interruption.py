@@ -51,7 +51,7 @@ def test_a_tool_imports_mmunorm_before_other_packages():
         assert next(name for name in packages if name not in sys.stdlib_module_names) == 'mmunorm', tool
 
 
-def test_a_script_of_a_user_is_python_s_own_matter(tmp_path):
+def test_scripts_of_users_are_not_changed(tmp_path):
     (tmp_path / 'mine.py').write_text('import mmunorm\n')
     status, error = interrupt(tmp_path, tmp_path / 'mine.py')
     assert status == -signal.SIGINT and error.endswith('KeyboardInterrupt\n')

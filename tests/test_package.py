@@ -1,4 +1,4 @@
-"""The wheel, as `pip install` unpacks it, beside nothing of the repository."""
+"""The wheel, as `pip install` unpacks it, without the repository."""
 import re
 import subprocess
 import sys
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 def installed(tmp_path_factory):
     """The folder of a wheel's content."""
     folder = tmp_path_factory.mktemp('wheel')
-    source = folder / 'source'  # the build writes beside what it builds
+    source = folder / 'source'  # the build writes into its source folder
     source.mkdir()
     files = subprocess.run(['git', 'ls-files', '-co', '--exclude-standard'], cwd=tiny_runs.ROOT, capture_output=True,
                            text=True, check=True).stdout

@@ -59,7 +59,7 @@ def test_a_command_builds_a_model_of_its_norm(command, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('commands', [COMMANDS[::8], pytest.param(COMMANDS, marks=pytest.mark.grid)])
-def test_every_command_has_a_work_directory_of_its_own(commands, monkeypatch):
+def test_every_command_has_its_own_work_directory(commands, monkeypatch):
     monkeypatch.setattr(presets, 'count_steps', lambda cfg: 1000)
     folders = [cfg.get('work_dir') or args.config for cfg, args in map(load, commands)]
     assert len(set(folders)) == len(folders)

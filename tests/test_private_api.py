@@ -1,4 +1,4 @@
-"""What we use of other packages and they do not promise: it is listed in docs/compatibility.md, and still there."""
+"""Private names of other packages that we use: listed in docs/compatibility.md, and still there."""
 import ast
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""What a person sees who starts a tool."""
+"""The terminal output of tools."""
 import ast
 import subprocess
 import sys
@@ -101,5 +101,5 @@ def test_importing_it_changes_nothing_in_other_packages():
     ''')
     shown = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True,
                            cwd=tiny_runs.ROOT).stdout.splitlines()
-    # What mmdet says on its own behalf stays.
+    # mmdet's own messages stay.
     assert set(shown[shown.index('from here') + 1:]) <= {'Could not import OneDL. Skipping OneDL datasets.'}

@@ -9,7 +9,7 @@ from . import tiny_runs
 
 ALWAYS = {'experiment', 'config', 'norm', 'settings', 'options', 'steps', 'cpu', 'precision', 'date'}
 ROOT = tiny_runs.ROOT
-# Pages whose scores all stand in marked tables; the one of photographs also has means in its text.
+# Pages whose scores are all in marked tables; the one of photographs also has means in its text.
 PAGES = sorted(str(page.relative_to(ROOT)) for folder in ('docs', 'projects', 'configs')
                for page in ROOT.glob(f'{folder}/**/*.md') if page.parent.name != 'photographs')
 CPU = 'CPU capability usage: AVX2\n'
@@ -25,14 +25,14 @@ def test_tables_are_those_of_the_data(scores):
     data, names = scores.load(), []
     for page in scores.PAGES:
         text = page.read_text()
-        assert scores.written(text, data) == text, f'{page}: call python benchmarks/write_scores.py'
+        assert scores.update_tables(text, data) == text, f'{page}: call python benchmarks/write_scores.py'
         names += [match[2] for match in scores.MARKED.finditer(text)]
         assert text.count('<!-- scores:') == len(scores.MARKED.findall(text)), page
     assert sorted(names) == sorted([*scores.TABLES, *scores.ROW_TABLES])
 
 
 @pytest.mark.parametrize('page', PAGES)
-def test_means_stand_in_tables_of_the_data_alone(scores, page):
+def test_means_are_only_in_tables_of_the_data(scores, page):
     assert not re.search(r'\d\** ± \d', scores.MARKED.sub('', (ROOT / page).read_text()))
 
 
@@ -44,7 +44,7 @@ def test_rows(scores):
         assert set(row) >= ALWAYS and found in ({'seed', 'metrics'}, {'runs', 'seeds', 'mean', 'std'}), row
         assert (ROOT / row['config']).is_file() and re.fullmatch(r'20\d\d-\d\d-\d\d', row['date']), row
         assert row.get('metrics') or row.get('mean') or row['failed_step'], row
-    assert len(scores.merged([], rows)) == len(rows), 'a training stands twice'
+    assert len(scores.merge_rows([], rows)) == len(rows), 'a training stands twice'
 
 
 def row(seed, value=None, **fields):
@@ -77,7 +77,7 @@ def write_run(out, folder, seed, result, cfg=''):
 
 
 def test_runs_are_added_once(scores, tmp_path):
-    """What compare_norms.py leaves of a run that has finished, of one that has diverged, and of a stressed one."""
+    """Writes the files of compare_norms.py for a run: finished, diverged or stressed."""
     command = 'projects/paper/tools/compare_norms.py configs/x.py --norms UN+ m=UN,window=2'
     (tmp_path / 'comparison.md').write_text(f'# Norms compared: configs/x.py\n\n`python {command}`\n')
     command += ' --stress --cfg-options optim_wrapper.type=OptimWrapper train_cfg.max_epochs=8 --jobs 2'
@@ -86,8 +86,8 @@ def test_runs_are_added_once(scores, tmp_path):
     write_run(tmp_path, 'un_plus', 1, dict(status='FAIL', step=77, metrics={}))
     write_run(tmp_path, 'stressed/m', 0, dict(status='finished', step=738, metrics={'accuracy/top1': 50.0}),
               "optim_wrapper = dict(type='BFloat16OptimWrapper')\n")
-    (tmp_path / 'un_plus/seed_2').mkdir()  # is still being trained
-    stressed, first, failed = (dict(experiment='mine', **run) for run in scores.compared(tmp_path))
+    (tmp_path / 'un_plus/seed_2').mkdir()  # is still training
+    stressed, first, failed = (dict(experiment='mine', **run) for run in scores.comparison_rows(tmp_path))
     assert first['config'] == 'configs/x.py' and first['norm'] == 'UN+'
     assert first['settings'] == dict(type='UN', window=4) and first['options'] == {}
     assert (first['seed'], first['steps'], first['precision']) == (0, 752, 'float32')
@@ -96,7 +96,7 @@ def test_runs_are_added_once(scores, tmp_path):
     assert stressed['norm'] == 'm' and stressed['precision'] == 'bfloat16'
     assert stressed['options'] == {'condition': 'stressed', 'train_cfg.max_epochs': '8'}
     again = {**first, 'metrics': {'accuracy/top1': 90.0}, 'date': '2027-01-01'}
-    assert scores.merged([first, failed], [again, {**first, 'cpu': 'another'}]) == [
+    assert scores.merge_rows([first, failed], [again, {**first, 'cpu': 'another'}]) == [
         again, failed, {**first, 'cpu': 'another'}]
 
 
@@ -106,7 +106,7 @@ def test_conversions_are_added(scores, tmp_path):
         'way,seed,condition,metric,value\n"LN, from scratch",0,trained,accuracy/top1,88.0\n'
         '"affine, teacher",0,untrained,accuracy/top1,88.0\n"affine, teacher",0,folded,accuracy/top1,85.5\n'
         '"affine, teacher",0,folded,norms,0\n')
-    untrained, folded = scores.converted(tmp_path)
+    untrained, folded = scores.conversion_rows(tmp_path)
     assert untrained['options'] == {'way': 'affine, teacher', 'condition': 'untrained'} and untrained['steps'] == 0
     assert folded['metrics'] == {'accuracy/top1': 85.5} and folded['steps'] == 188 and folded['norm'] == 'UN'
     assert folded['config'] == 'configs/convert/swin_un_classifier_converted.py'

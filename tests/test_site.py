@@ -1,4 +1,4 @@
-"""What the site's hook makes of a page."""
+"""Pages as the site's hook rewrites them."""
 import re
 import runpy
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""mmpretrain's own `train.py` and `test.py`, with what README says to add to a config."""
+"""mmpretrain's own `train.py` and `test.py`, with the lines of README in a config."""
 import subprocess
 import sys
 from pathlib import Path

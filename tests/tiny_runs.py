@@ -80,12 +80,12 @@ def skip_pauses():
 
 
 def skip_config_formatting(monkeypatch):
-    """Logs configs as they are: to lay one out takes longer than to train a step."""
+    """Logs configs without formatting, which takes longer than a training step."""
     monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, False))
 
 
 def call(tool, *arguments):
-    """Runs a tool, a module or its name, as in a process of its own: mmengine keeps loggers for a whole process."""
+    """Runs a tool, a module or its name, as in a separate process: mmengine keeps loggers for a whole process."""
     tool = load_tool(tool) if isinstance(tool, str) else tool
     pending = [ManagerMixin]
     while pending:
@@ -118,7 +118,7 @@ def checkpoint(path):
 
 
 def scalars(work_dir):
-    """What the runs in a work directory have logged, in order."""
+    """The logged scalars of the runs in a work directory, in order."""
     return [json.loads(line) for log in sorted(Path(work_dir).glob('*/vis_data/scalars.json')) for line in log.open()]
 
 
@@ -129,7 +129,7 @@ def configs_in(folder):
 
 
 def shrink(cfg):
-    """Gives the Swin of a config few blocks and channels, or its T2T-ViT few layers; returns the config."""
+    """Shrinks the Swin of a config to few blocks and channels, or its T2T-ViT to few layers; returns the config."""
     backbone = cfg.model.backbone
     if backbone.type == 'UNSwinTransformer':
         backbone.arch = dict(embed_dims=24, depths=[1] * 4, num_heads=[1, 2, 4, 8])

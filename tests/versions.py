@@ -1,4 +1,4 @@
-"""What an old release of torch or Triton cannot do, asked of itself. All else has to work in every release."""
+"""Features that an old release of torch or Triton lacks, by trying them. The rest has to work in every release."""
 from contextlib import nullcontext
 from functools import cache, partial
 from inspect import signature
@@ -87,7 +87,7 @@ def checkpoints_compiled_code():
 
 
 def _raises(call):
-    """Whether a context that `call()` makes cannot be made or entered."""
+    """Whether the context `call()` cannot be created or entered."""
     try:
         with call():
             pass

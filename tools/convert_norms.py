@@ -10,7 +10,7 @@ from mmunorm.cli.arguments import (
     add_device_argument,
     command,
     load_config,
-    not_negative,
+    non_negative,
     out_folder,
     positive,
     set_dataloader_defaults,
@@ -35,7 +35,7 @@ def parse_args(argv=None):
                         help='training images for the statistics (default: 512)')
     parser.add_argument('--images', metavar='FOLDER',
                         help="use the images in this folder instead of the config's training data; no labels needed")
-    parser.add_argument('--adapt-steps', type=not_negative, default=0, metavar='N',
+    parser.add_argument('--adapt-steps', type=non_negative, default=0, metavar='N',
                         help='then train the backbone for this many steps to match its outputs with LayerNorm, without '
                         'labels (default: 0; typical: 300)')
     parser.add_argument('--keep', nargs='+', default=[], metavar='NAME',

@@ -6,10 +6,10 @@ from mmunorm.cli.arguments import (
     add_config_arguments,
     add_device_argument,
     command,
+    fraction,
     load_config,
     out_folder,
     positive,
-    share,
 )
 from mmunorm.cli.images import draw_images, draw_objects, find_images, label_objects
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
@@ -27,7 +27,7 @@ def parse_args(argv=None):
     parser.add_argument('--out-dir', required=True, help='folder for the drawn images; preds/NAME.json in it has '
                         'the predictions of an image')
     parser.add_argument('--no-save-pred', action='store_true', help='write no predictions as JSON')
-    parser.add_argument('--pred-score-thr', '--score-thr', type=share, default=0.3,
+    parser.add_argument('--pred-score-thr', '--score-thr', type=fraction, default=0.3,
                         help='draw objects with at least this score (default: %(default)s); the JSON files have all')
     parser.add_argument('--limit', type=positive, help='draw only the first LIMIT images of a folder')
     add_device_argument(parser)
@@ -84,7 +84,7 @@ class Classifier:
         self.load = next((TRANSFORMS.build(step) for step in pipeline if step.type.endswith('LoadImageFromFile')), None)
 
     def predict(self, path, image):
-        # mmpretrain would load the image otherwise than the config says.
+        # mmpretrain would not load the image as the config does.
         loaded = self.load(dict(img_path=str(path)))['img'] if self.load else image[..., ::-1]
         result = self.inferencer.forward(next(self.inferencer.preprocess([loaded])))
         prediction, = self.inferencer.postprocess(result, [])

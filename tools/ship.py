@@ -19,7 +19,7 @@ from mmunorm.cli.arguments import (
     add_config_arguments,
     command,
     load_config,
-    not_negative,
+    non_negative,
     out_folder,
     positive,
     set_dataloader_defaults,
@@ -61,7 +61,7 @@ def parse_args(argv=None):
     parser.add_argument('--to', default='UN', metavar='NORM',
                         help='exact, which folds the LayerNorms without conversion and training, or the norm to '
                         f'convert to (default: UN): {HELP}')
-    parser.add_argument('--steps', type=not_negative, metavar='N',
+    parser.add_argument('--steps', type=non_negative, metavar='N',
                         help="training steps after the conversion (default: a quarter of the config's); 0 for none")
     parser.add_argument('--num-samples', type=positive, metavar='N',
                         help='training images for the statistics of norms (default: 512) and the ranges of INT8 '
@@ -69,7 +69,7 @@ def parse_args(argv=None):
     parser.add_argument('--images', metavar='FOLDER',
                         help="convert with the images in this folder instead of the config's training data; no labels "
                         'needed')
-    parser.add_argument('--adapt-steps', type=not_negative, metavar='N',
+    parser.add_argument('--adapt-steps', type=non_negative, metavar='N',
                         help='steps before that, which need no labels (default: 300); 0 for none')
     parser.add_argument('--dry-run', action='store_true', help='print the stages and how long they take, and end')
     add_config_arguments(parser, norm=False)
@@ -97,7 +97,7 @@ def tool(name):
     return os.path.relpath(Path(__file__).resolve().parent / name)
 
 
-def plan(args, cfg, chosen, int8, steps, per_image, a_test):
+def plan(args, cfg, chosen, int8, steps, per_image, per_test):
     """The stages, and recipe, checkpoint and file of the result; the arguments end with the seconds of an image and of
     a test.
     """
@@ -105,10 +105,10 @@ def plan(args, cfg, chosen, int8, steps, per_image, a_test):
     if args.to == EXACT:
         recipe, checkpoint = model
         stages = [Stage('Fold the norms, and test', (tool('test.py'), *model, '--fuse', '--work-dir',
-                                                     f'{args.out}/folded', *options), args.out / 'folded', a_test)]
+                                                     f'{args.out}/folded', *options), args.out / 'folded', per_test)]
         read, baseline = options, ()
     else:
-        stages, recipe, checkpoint = plan_conversion(args, cfg, steps, per_image, a_test)
+        stages, recipe, checkpoint = plan_conversion(args, cfg, steps, per_image, per_test)
         read, baseline = (), ('--baseline', *model)
     trained = (str(recipe), str(checkpoint))
     file = args.out / f'model{chosen.suffixes[0]}'
@@ -127,11 +127,11 @@ def plan(args, cfg, chosen, int8, steps, per_image, a_test):
             'Test and measure it beside LayerNorm',
             (tool('deploy/benchmark.py'), *trained, *baseline, '--formats', *rows, '--metrics-of', *tested, *exported,
              *parts, *samples, '--out', f'{args.out}/speed', *options),
-            args.out / 'speed/formats.json', models * (len(tested) * a_test + 30 * len(rows)) + 45))
+            args.out / 'speed/formats.json', models * (len(tested) * per_test + 30 * len(rows)) + 45))
     return stages, recipe, checkpoint, file
 
 
-def plan_conversion(args, cfg, steps, per_image, a_test):
+def plan_conversion(args, cfg, steps, per_image, per_test):
     """The stages up to a checkpoint with another norm, and its recipe and checkpoint."""
     out, name = args.out, parse_goal(args.to)[0]
     to = f'{name}=UN,warmup_iters={shipping.WARMUP}' if args.to == 'UN' and steps else args.to
@@ -146,7 +146,7 @@ def plan_conversion(args, cfg, steps, per_image, a_test):
          '--num-samples', str(samples), *images, '--adapt-steps', str(args.adapt_steps), '--test',
          *options_of(args)),
         out / 'converted/metrics.json', 4 * (samples + args.adapt_steps * batch_size) * per_image
-        + 2 * a_test)]
+        + 2 * per_test)]
     if steps:
         converted, recipe = recipe, out / f'{stem}.py'
         checkpoint = out / f'trained/iter_{steps}.pth'
@@ -156,7 +156,7 @@ def plan_conversion(args, cfg, steps, per_image, a_test):
                   checkpoint, 4 * steps * batch_size * per_image,
                   lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)),
             Stage('Fold the norms, and test', (tool('test.py'), str(recipe), str(checkpoint), '--fuse', '--work-dir',
-                                               f'{out}/folded'), out / 'folded', a_test)]
+                                               f'{out}/folded'), out / 'folded', per_test)]
     return stages, recipe, checkpoint
 
 

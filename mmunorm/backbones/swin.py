@@ -23,7 +23,7 @@ DEFAULT_INIT_CFG = dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.)
 class UNSwinTransformer(SwinTransformer):
     """mmpretrain's Swin Transformer with `norm_cfg` used in EVERY norm.
 
-    The stock class gives its `norm_cfg` to the output norms alone. Here it also reaches the patch
+    The stock class passes its `norm_cfg` to the output norms alone. Here it also reaches the patch
     embedding, `norm1` and `norm2` of each block and the norm of each patch merging. Swin-T has 29 norms
     for classification (`out_indices=(3, )`) and 32 for detection (`out_indices=(0, 1, 2, 3)`).
 
@@ -49,7 +49,7 @@ class UNSwinTransformer(SwinTransformer):
         init_cfg (dict | list[dict], optional): initialization config. Defaults to a truncated normal with
             a deviation of 0.02 for every linear layer.
         **kwargs: the other arguments of :class:`mmpretrain.models.SwinTransformer`, with its defaults.
-            Detectors want `pad_small_map=True`.
+            Detectors need `pad_small_map=True`.
 
     Raises:
         TypeError: `norm_cfg` is not a dict with a `type`.
@@ -121,6 +121,6 @@ def _map_cfgs(fill, cfgs: dict | Sequence[dict] | None) -> dict | list[dict]:
 
 
 def _stage_cfg(stage_cfg: dict, norm_cfg: dict) -> dict:
-    """The config of a stage, with `norm_cfg` wherever it names no norm of its own."""
+    """The config of a stage, with `norm_cfg` wherever it names no norm."""
     return {**stage_cfg, **{part: _map_cfgs(lambda cfg: {'norm_cfg': norm_cfg, **cfg}, stage_cfg.get(part))
                             for part in ('block_cfgs', 'downsample_cfg')}}

@@ -1,1 +1,1 @@
-"""Benchmarks of models: the effect of folding (Table 8), and exported files beside each other."""
+"""Benchmarks of models: the effect of folding (Table 8), and the formats of exported files."""

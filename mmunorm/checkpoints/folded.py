@@ -30,7 +30,7 @@ from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
 from ..fusion.rewrite import add_to_state, reduce_norm, replace_by_identity, replace_module
 from ..norms import replace_norms
-from ..registry import MODELS, lacks
+from ..registry import MODELS, is_missing
 from ..utils import PreflightError, check_module, whole_file, written_file
 from .layouts import computed_tables
 
@@ -244,7 +244,7 @@ def _check_folded(checkpoint, path: str | os.PathLike) -> None:
 
 def _build(path: Path) -> tuple[nn.Module, dict]:
     """The model of the config in a folded checkpoint, and the checkpoint."""
-    if lacks('mmengine'):
+    if is_missing('mmengine'):
         raise ValueError(f'{path}: without mmengine, load_folded needs the model: load_folded(path, model)')
     from mmengine.config import Config
     from mmengine.registry import init_default_scope
@@ -299,7 +299,7 @@ def folded_config(model_cfg: dict, structure: Mapping) -> dict:
     return cfg
 
 
-if not lacks('mmengine'):
+if not is_missing('mmengine'):
 
     @MODELS.register_module(name=TIMM_TYPE)
     def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:

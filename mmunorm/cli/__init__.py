@@ -2,7 +2,7 @@
 
 A function that finds what cannot run raises a PreflightError, whose message is the one line that the tool prints.
 """
-from ..registry import MISSING, what_is_missing
+from ..registry import MISSING, missing_message
 
 if MISSING:
-    raise ImportError(what_is_missing('each tool of mmunorm'))
+    raise ImportError(missing_message('each tool of mmunorm'))

@@ -135,21 +135,21 @@ def _check_categories(categories: list[dict], classes: tuple[str, ...]) -> None:
     if not classes or found == list(classes):
         return
     if not found:
-        raise _Problem(f'its categories are {few(names)}, and metainfo.classes of the config has none of them: '
-                       f'{few(classes)}')
+        raise _Problem(f'its categories are {shorten(names)}, and metainfo.classes of the config has none of them: '
+                       f'{shorten(classes)}')
     if lacking := [name for name in classes if name not in names]:
-        raise _Problem(f'its categories lack {few(lacking)} of metainfo.classes, and the labels of the others would '
-                       'shift; add them to `categories`: a category may have no objects')
+        raise _Problem(f'its categories lack {shorten(lacking)} of metainfo.classes, and the labels of the others '
+                       'would shift; add them to `categories`: a category may have no objects')
     if len(found) > len(classes):
         raise _Problem(f'its categories name {next(name for name in found if found.count(name) > 1)!r} twice')
     first = next(i for i, (name, expected) in enumerate(zip(found, classes, strict=True)) if name != expected)
     raise _Problem(
-        f'its categories are in the order {few(found[first:])}, and metainfo.classes of the config in the order '
-        f'{few(classes[first:])}, from label {first} on; mmdet numbers labels in the order of the file: write both in '
-        'one order')
+        f'its categories are in the order {shorten(found[first:])}, and metainfo.classes of the config in the order '
+        f'{shorten(classes[first:])}, from label {first} on; mmdet numbers labels in the order of the file: write both '
+        'in one order')
 
 
-def few(names: Sequence[str]) -> str:
+def shorten(names: Sequence[str]) -> str:
     """The first five of the names, for a message."""
     return ', '.join(map(repr, names[:5])) + (', ...' if len(names) > 5 else '')
 
@@ -165,40 +165,40 @@ def _check_images(images: list[dict]) -> None:
                        f'width {width!r} and height {height!r}; mmdet would leave their objects out')
 
 
-def _check_objects(content: dict, masks: bool, wants_objects: bool) -> list[str]:
-    """Checks each object by itself, then all together; returns warnings."""
+def _check_objects(content: dict, masks: bool, needs_objects: bool) -> list[str]:
+    """Checks each object, then all together; returns warnings."""
     sizes = {image['id']: (image['width'], image['height']) for image in content['images']}
     categories = {category['id'] for category in content['categories']}
     objects, rows = [], array('d')
     for annotation in content['annotations']:
         for key in ('image_id', 'category_id'):
             if key not in annotation:
-                raise _Problem(f'{_named(annotation)} has no {key}')
+                raise _Problem(f'{_id_of(annotation)} has no {key}')
         for key in ('ignore', 'iscrowd'):
             if annotation.get(key, 0) not in (0, 1):
-                raise _Problem(f'{_named(annotation)} has {key} {annotation[key]!r}, which must be the number 0 or 1')
+                raise _Problem(f'{_id_of(annotation)} has {key} {annotation[key]!r}, which must be the number 0 or 1')
         if annotation.get('ignore'):
             continue
         box, size = annotation.get('bbox'), sizes.get(annotation['image_id'], (math.nan, math.nan))
         if not (isinstance(box, list) and len(box) == 4 and _are_numbers(box)):
-            raise _Problem(f'{_named(annotation)} has the box {box}, and a box is four finite numbers')
+            raise _Problem(f'{_id_of(annotation)} has the box {box}, and a box is four finite numbers')
         if not _are_numbers([annotation.get('area', 1)]):
-            raise _Problem(f'{_named(annotation)} has the area {annotation["area"]!r}, which must be a number')
+            raise _Problem(f'{_id_of(annotation)} has the area {annotation["area"]!r}, which must be a number')
         if masks and not annotation.get('segmentation'):
-            raise _Problem(f'{_named(annotation)} has no segmentation, and the config asks for masks: use annotations '
+            raise _Problem(f'{_id_of(annotation)} has no segmentation, and the config asks for masks: use annotations '
                            'with masks, or a model without a mask head')
         has_bounds = masks and annotation['image_id'] in sizes
         bounds = _bounds(annotation, size) if has_bounds else (*box[:2], math.inf, math.inf)
         objects.append(annotation)
         rows.extend((*box, *size, *bounds, annotation.get('area', 1), annotation.get('iscrowd', 0),
                      annotation['category_id'] in categories))
-    warnings = _check_together(objects, np.array(rows).reshape(-1, 13).T, wants_objects)
+    warnings = _check_all_objects(objects, np.array(rows).reshape(-1, 13).T, needs_objects)
     if any('area' not in annotation for annotation in objects):
         warnings.append('objects have no `area`; it is computed from their boxes')
     return warnings
 
 
-def _check_together(objects: list[dict], columns: np.ndarray, wants_objects: bool) -> list[str]:
+def _check_all_objects(objects: list[dict], columns: np.ndarray, needs_objects: bool) -> list[str]:
     """Raises a _Problem if most objects are useless; returns warnings."""
     x, y, w, h, width, height, x1, y1, x2, y2, area, crowd, known = columns
     listed = width > 0
@@ -214,7 +214,7 @@ def _check_together(objects: list[dict], columns: np.ndarray, wants_objects: boo
              (np.minimum(x2, x + w + 1) <= np.maximum(x1, x - 1)) | (np.minimum(x2, width) <= np.maximum(x1, 0))
              | (np.minimum(y2, y + h + 1) <= np.maximum(y1, y - 1)) | (np.minimum(y2, height) <= np.maximum(y1, 0)))):
         if (mask := mask & ~ignored).any():
-            reasons.append(f'{mask.sum()} {reason}, the first is {_named(objects[mask.argmax()])}')
+            reasons.append(f'{mask.sum()} {reason}, the first is {_id_of(objects[mask.argmax()])}')
         ignored |= mask
     left_out = f'{ignored.sum()} of {len(objects)} objects are left out: {"; ".join(reasons)}'
     over_x, over_y = width + 0.05 * width + 1, height + 0.05 * height + 1
@@ -224,12 +224,12 @@ def _check_together(objects: list[dict], columns: np.ndarray, wants_objects: boo
     if 4 * leaving > number and ((x >= 0) & (y >= 0) & (x < w) & (y < h) & (w <= width) & (h <= height))[listed].all():
         raise _Problem('its boxes seem to be x1, y1, x2, y2: read as x, y, width, height, as in COCO, '
                        f'{leaving} of {number} leave their image')
-    if wants_objects and not objects:
+    if needs_objects and not objects:
         raise _Problem('it has no objects')
     # Objects of images that are not listed are harmless: the file may be of a part of the images.
-    if wants_objects and (not number or 2 * (ignored & listed).sum() > number):
+    if needs_objects and (not number or 2 * (ignored & listed).sum() > number):
         raise _Problem(left_out)
-    if wants_objects and crowd[~ignored].all():
+    if needs_objects and crowd[~ignored].all():
         raise _Problem('all of its objects are crowds (iscrowd=1), which are neither trained on nor evaluated')
     warnings = [left_out] if reasons else []
     if 2 * leaving > number:
@@ -238,7 +238,7 @@ def _check_together(objects: list[dict], columns: np.ndarray, wants_objects: boo
     return warnings
 
 
-def _named(annotation: dict) -> str:
+def _id_of(annotation: dict) -> str:
     return f'annotation {annotation["id"]}' if 'id' in annotation else f'an annotation of {annotation.get("image_id")}'
 
 
@@ -250,7 +250,7 @@ def _bounds(annotation: dict, size: tuple[float, float]) -> Sequence[float]:
         fits = parts.get('size') == [height, width] and (isinstance(counts, str) or (
             isinstance(counts, list) and _are_numbers(counts) and min(counts) >= 0 and sum(counts) == width * height))
         if not fits:
-            raise _Problem(f'{_named(annotation)} has an RLE with size {parts.get("size")} and counts '
+            raise _Problem(f'{_id_of(annotation)} has an RLE with size {parts.get("size")} and counts '
                            f'{str(counts)[:40]}; its image has height and width {[height, width]}, and the counts must '
                            'be compressed text, or a list of runs that are as many pixels')
         x, y, w, h = rle.toBbox(parts if isinstance(counts, str) else rle.frPyObjects(parts, int(height), int(width)))
@@ -260,7 +260,7 @@ def _bounds(annotation: dict, size: tuple[float, float]) -> Sequence[float]:
     except TypeError:
         right = False
     if not right:  # a NaN would end the process in pycocotools
-        raise _Problem(f'{_named(annotation)} has the segmentation {str(parts)[:40]}; it must be an RLE or a list of '
+        raise _Problem(f'{_id_of(annotation)} has the segmentation {str(parts)[:40]}; it must be an RLE or a list of '
                        'polygons [x1, y1, x2, y2, ...] of finite numbers')
     drawn = [polygon for polygon in parts if len(polygon) >= 6]
     if not drawn:

@@ -46,7 +46,7 @@ from ..utils import (
 from .annotations import completed_annotations
 
 # What runners read of their config besides their own arguments, and what the tools read.
-_READ = {*signature(Runner).parameters, 'activation_checkpointing', 'compile', 'efficient_conv_bn_eval',
+_USED_KEYS = {*signature(Runner).parameters, 'activation_checkpointing', 'compile', 'efficient_conv_bn_eval',
          'find_unused_parameters', 'model_wrapper_cfg', 'pretrained', 'runner_type', 'strategy', 'sync_bn', 'tta_model',
          'tta_pipeline'}
 
@@ -122,9 +122,9 @@ def bounded(kind: type, low: float, high: float = math.inf) -> Callable[[str], f
 
 
 positive = bounded(int, 1)
-not_negative = bounded(int, 0)
+non_negative = bounded(int, 0)
 threads = bounded(int, 1, 1024)  # thousands would hang or exhaust the machine
-share = bounded(float, 0, 1)
+fraction = bounded(float, 0, 1)
 
 
 def device(text: str) -> str:
@@ -220,14 +220,14 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         _merge(cfg, path, options)
     use_map_forms(cfg)
     check_norms(cfg)
-    _warn_of_unread(cfg, options or ())
+    _warn_of_unused(cfg, options or ())
     return cfg
 
 
 def _merge(cfg: Config, path: str, options: dict | None) -> None:
     if not options:
         return
-    for key in {option.partition('.')[0] for option in options} - {*cfg, *_READ}:
+    for key in {option.partition('.')[0] for option in options} - {*cfg, *_USED_KEYS}:
         if similar := get_close_matches(key, cfg, cutoff=0.8):  # new keys are allowed
             raise PreflightError(f'--cfg-options {key}: {path} has no such key; did you mean {similar[0]}?')
     try:
@@ -240,7 +240,7 @@ def _merge(cfg: Config, path: str, options: dict | None) -> None:
         set_pretrained(cfg, options['pretrained'])
 
 
-def _warn_of_unread(cfg: Config, options: Iterable[str]) -> None:
+def _warn_of_unused(cfg: Config, options: Iterable[str]) -> None:
     """Warns of each option with a key that neither mmengine nor mmunorm reads, such as `lr` at the top.
 
     A misspelt argument of CheckpointHook is an error: the hook takes it, and fails at the first checkpoint.
@@ -249,10 +249,10 @@ def _warn_of_unread(cfg: Config, options: Iterable[str]) -> None:
         top, part, name = key.partition('.')[0], *key.rpartition('.')[::2]
         if part == 'default_hooks.checkpoint' and (problem := misspelt(part, {name: None}, CheckpointHook)):
             raise PreflightError(f'--cfg-options {problem}')
-        if top in _READ:
+        if top in _USED_KEYS:
             continue
         words = set(re.findall('[a-z]+', key))
-        similar = [path for path, _ in walk({part: cfg[part] for part in cfg if part in _READ})
+        similar = [path for path, _ in walk({part: cfg[part] for part in cfg if part in _USED_KEYS})
                    if path.rpartition('.')[2] == name]
         similar.sort(key=lambda path: (-len(words.intersection(re.findall('[a-z]+', path))), path.count('.')))
         hint = f'did you mean {" or ".join(similar[:3])}?' if similar else 'the setting has no effect.'

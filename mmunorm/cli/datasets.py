@@ -12,7 +12,7 @@ from mmpretrain.registry import DATASETS
 
 from ..config.walk import walk
 from ..utils import PreflightError, warn
-from .annotations import few
+from .annotations import shorten
 
 # Parts of a model that have as many classes as its data. A proposal or a semantic head has others.
 _HEADS = {'model', 'head', 'bbox_head', 'mask_head', 'mask_iou_head', 'point_head', 'segm_head', 'panoptic_head',
@@ -64,7 +64,7 @@ def classes_of(dataset: dict) -> tuple[str, ...]:
 
 
 def _configured(dataset: dict) -> dict:
-    """What the config says of a data set's classes; mmpretrain takes `classes` beside `metainfo`."""
+    """The classes of a data set in the config; mmpretrain takes `classes` and `metainfo`."""
     return {**{key: dataset[key] for key in ('classes', ) if dataset.get(key)}, **(dataset.get('metainfo') or {})}
 
 
@@ -86,14 +86,14 @@ def check_classes(cfg: Config, splits: Sequence[str]) -> None:
             labels = max(labels, _number_of_labels(dataset))
             if names and labels > len(names):
                 raise PreflightError(f'{dataset["ann_file"]} of {split}_dataloader has the label {labels - 1}, and '
-                                     f'{source} are {len(names)}, from label 0 on: {few(names)}.')
+                                     f'{source} are {len(names)}, from label 0 on: {shorten(names)}.')
     source, names = first.get('classes') or first.get('folders') or ('the labels of ann_file', ())
     for key, head in _heads(cfg):
         option = 'num_things_classes' if 'num_things_classes' in head else 'num_classes'
         number, wanted = head.get(option), len(names) or labels
         if isinstance(number, int) and (number < wanted or names and number > wanted):
             raise PreflightError(f'{key}.{option} is {number}, and {source} are {wanted}'
-                                 f'{names and f": {few(names)}" or ""}; set {key}.{option}={wanted}.')
+                                 f'{names and f": {shorten(names)}" or ""}; set {key}.{option}={wanted}.')
 
 
 def _heads(cfg: Config) -> Iterator[tuple[str, dict]]:
@@ -103,7 +103,7 @@ def _heads(cfg: Config) -> Iterator[tuple[str, dict]]:
         if isinstance(part, dict) and not part.get('class_agnostic') and (
                 re.sub(r'[.\d]+$', '', key).rpartition('.')[2] in _HEADS):
             yield key, part
-    if (model.get('train_cfg') or {}).get('augments'):  # of mixed labels it makes vectors
+    if (model.get('train_cfg') or {}).get('augments'):  # it mixes labels as vectors
         yield 'data_preprocessor', cfg.get('data_preprocessor') or {}
 
 
@@ -159,11 +159,11 @@ def _check_same(what: str, names: tuple[str, ...], other: str, others: tuple[str
     if names == others:
         return
     if lacking := [name for name in others if name not in names]:
-        problem = f'{what} lack {few(lacking)} of {other}'
+        problem = f'{what} lack {shorten(lacking)} of {other}'
     elif more := [name for name in names if name not in others]:
-        problem = f'{what} have {few(more)}, and {other} have not'
+        problem = f'{what} have {shorten(more)}, and {other} have not'
     else:
         label = next((i for i, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]), len(others))
-        problem = f'{what} are {few(names[label:])} from label {label} on, and {other} {few(others[label:])}'
+        problem = f'{what} are {shorten(names[label:])} from label {label} on, and {other} {shorten(others[label:])}'
     raise PreflightError(f'{problem}; labels are numbered in the order of names, and folders are sorted as text: the '
                          'names and their order must be the same.')

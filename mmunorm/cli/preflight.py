@@ -1,4 +1,4 @@
-"""Quick checks before a run: is everything that it reads where its config says?"""
+"""Quick checks before a run: whether all files that it reads exist."""
 from __future__ import annotations
 
 import math
@@ -44,7 +44,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
              for found, registry in ((leaf_datasets, DATASETS), (_metrics, METRICS)) for part in found(cfg, split)]
     problems = {path: (problem, cls) for part, cls in parts for path, problem in _problems(part, cls).items()}
     if problems:
-        raise PreflightError(_sentence(problems))
+        raise PreflightError(_missing_data_message(problems))
     check_classes(cfg, splits)
     num_classes = (cfg.get('model', {}).get('head') or {}).get('num_classes', math.inf)
     for metric in [metric for split in splits for metric in _metrics(cfg, split)]:
@@ -77,7 +77,7 @@ def check_pretrained(cfg: Config, config_path: str) -> None:
             read_checkpoint(path)  # mmengine would fail in the middle of building the model
             continue
         if os.path.isdir(path):
-            check_checkpoint(path)  # its error says what to do about a folder
+            check_checkpoint(path)  # its error explains folders
         # work_dirs/NAME/epoch_300.pth is what training NAME.py leaves.
         folder, name = Path(config_path).parent, f'{Path(path).parent.name}.py'
         makers = [maker for maker in (folder / name, *folder.parent.glob(f'*/{name}')) if maker.is_file()]
@@ -177,15 +177,15 @@ def _expected_paths(part: dict, cls: type) -> Iterator[tuple[str, bool]]:
         yield prefix or '', True
 
 
-def _sentence(problems: dict[str, tuple[str, type]]) -> str:
+def _missing_data_message(problems: dict[str, tuple[str, type]]) -> str:
     listed = '; '.join([problem for problem, _ in problems.values()][:3])
     more = f'; and {len(problems) - 3} more' if len(problems) > 3 else ''
     path, (_, cls) = next(iter(problems.items()))
     return (f'the data set is not there: {listed}{more} (working directory {os.getcwd()}): '
-            f'{getattr(cls, "how_to_get", lambda path: None)(path) or _advice(path)}.')
+            f'{getattr(cls, "how_to_get", lambda path: None)(path) or _how_to_get(path)}.')
 
 
-def _advice(path: str) -> str:
+def _how_to_get(path: str) -> str:
     folders = Path(path).parts
     for name, source in SOURCES.items():
         if name in folders:

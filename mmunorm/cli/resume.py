@@ -31,7 +31,7 @@ def set_resume(cfg: Config, resume: str | None) -> None:
             warn(f'{damaged[0]} was not written to its end: {where}.')
         elif source is None and os.path.isdir(cfg.work_dir):
             warn(f'there is no checkpoint in {cfg.work_dir} to resume from: {where}.')
-        # With resume=True and nothing to load, mmengine would search itself, and take what was refused here.
+        # With resume=True and nothing to load, mmengine would search itself, and take a refused checkpoint.
         cfg.resume = source is not None
         cfg.load_from = source or cfg.get('load_from')
     elif resume is not None:
@@ -100,7 +100,7 @@ def _precedence(path: Path, named: Path | None) -> tuple[int, int]:
     if match := named and _CHECKPOINT.fullmatch(named.name):
         if number < int(match[1]):
             return 1, number
-        if time > named.stat().st_mtime_ns and path.is_file():  # only `last_checkpoint` tells that a folder is whole
+        if time > named.stat().st_mtime_ns and path.is_file():  # only `last_checkpoint` shows that a folder is whole
             return 3, number
     return 0, time
 

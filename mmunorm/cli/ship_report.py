@@ -1,4 +1,4 @@
-"""What `tools/ship.py` has found out: a page that begins with the conclusion, and lines for the terminal."""
+"""The report of `tools/ship.py`: a page that begins with the conclusion, and lines for the terminal."""
 from __future__ import annotations
 
 import base64
@@ -24,7 +24,7 @@ SCORE_THR = 0.3
 
 @dataclass
 class Outcome:
-    """What the stages of a chain have found out."""
+    """The results of all stages."""
     steps: int  # of the training after the conversion
     file: Path
     row: str | None  # of `VARIANTS`, that of the file; None if it does not run on this machine
@@ -36,12 +36,12 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """What LayerNorm has become in the file."""
+        """The name of the model in the file."""
         return list(self.left)[-1]
 
     @property
     def norms_left(self) -> str:
-        """A sentence."""
+        """A sentence on the norms that are left."""
         norms, scales = self.left[self.name]
         left = f'norms left: {len(norms)}' + (f' ({", ".join(norms)})' if norms else '')
         total = len(self.left['LayerNorm'][0])
@@ -94,20 +94,20 @@ def versus_layer_norm(ratio: dict[str, float], control: dict[str, float] | None 
 
 
 def draw_predictions(dataset, runners: dict[str, ExportedModel]) -> list[dict[str, np.ndarray]]:
-    """The ground truth of the first test images, and what models see in them; empty without models or image files."""
+    """The ground truth and the predictions of models for the first test images; empty without models or image files."""
     drawn = []
     for index in range(min(NUM_IMAGES, len(dataset)) if runners else 0):
         info = dataset.get_data_info(index)
         loading = next(iter(runners.values())).loading
         image = read_image(Path(info['img_path']), **loading) if info.get('img_path') else None
         if image is not None:
-            drawn.append({'ground truth': draw_objects(image, truth_of(info, dataset.metainfo.get('classes'))),
+            drawn.append({'ground truth': draw_objects(image, ground_truth(info, dataset.metainfo.get('classes'))),
                           **{name: draw_objects(image, objects_in(runner, image, SCORE_THR))
                              for name, runner in runners.items()}})
     return drawn
 
 
-def truth_of(info: dict, classes: Sequence[str] | None) -> list[Object]:
+def ground_truth(info: dict, classes: Sequence[str] | None) -> list[Object]:
     """The labels of an image, from its entry in a data set of mmdet or mmpretrain."""
     def text(label: int) -> str:
         return classes[label] if classes else str(label)

@@ -40,7 +40,7 @@ class Stage:
 
 def run_tool(command: tuple[str, ...], cwd: str | os.PathLike | None = None) -> int:
     """Runs a tool as a user would; returns its exit status."""
-    # Threads that spin long while they wait slow down a machine that has other work, tenfold and more.
+    # Threads that spin while waiting slow down other processes tenfold.
     env = {'GOMP_SPINCOUNT': '20000', **os.environ}
     return subprocess.run([sys.executable, *command], cwd=cwd, env=env).returncode
 

@@ -23,11 +23,11 @@ from ..engine.runner import norm_counts, unwrapped_model
 from ..utils import Interrupted, LocalError, PreflightError, error_text, is_interruption, one_line, warn
 from .datasets import class_name, leaf_datasets
 
-# What merges the predictions for an image and its mirror image, as in the stock tools.
+# Wrappers that merge the predictions for an image and its mirror image, as in the stock tools.
 _TTA_MODELS = dict(
     mmdet=dict(type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)),
     mmpretrain=dict(type='mmpretrain.AverageClsScoreTTA'))
-# What each launcher sets in the environment of its processes.
+# Variables that each launcher sets in the environment of its processes.
 _LAUNCHERS = dict(pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_LOCAL_RANK')
 
 
@@ -71,7 +71,7 @@ def keep_two_checkpoints(cfg: Config) -> None:
 
 
 def fuse_before_test(cfg: Config) -> None:
-    """Makes a test run of `cfg` fold the model first; a `FuseNormsHook` of its `custom_hooks` says how."""
+    """Makes a test run of `cfg` fold the model first; a `FuseNormsHook` of its `custom_hooks` has the options."""
     # A checkpoint already has the averaged weights. EMAHook would replace them by its own copy, which is not folded.
     cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks') or [] if not class_name(hook).endswith('EMAHook')]
     add_hooks(cfg, 'FuseNormsHook')
@@ -117,7 +117,7 @@ def build_runner(cfg: Config) -> Runner:
 
 
 class PublishedNamesHook(Hook):
-    """Gives a checkpoint of another project the names of mmpretrain's models, before a run loads it."""
+    """Renames the weights of a checkpoint of another project to mmpretrain's names, before a run loads it."""
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         weights = in_mmpretrain_names(checkpoint, unwrapped_model(runner))
@@ -153,7 +153,7 @@ def _distribute_on_cpu(cfg: Config) -> None:
 
 
 def log_summary(runner: Runner) -> None:
-    """Logs in two lines what runs where."""
+    """Logs model and device in two lines."""
     model = unwrapped_model(runner)
     parts = [type(model).__name__]
     if hasattr(model, 'backbone'):

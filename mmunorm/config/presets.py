@@ -57,7 +57,7 @@ def parse_preset(text: str, presets: Mapping[str, dict] = NORMS, what: str = 'no
 
 
 def parse_presets(option: str, texts: Sequence[str], *arguments) -> dict[str, dict]:
-    """What :func:`parse_preset` makes of all texts of an option, by name."""
+    """The configs of all texts of an option, see :func:`parse_preset`, by name."""
     named = dict(parse_preset(text, *arguments) for text in texts)
     if len({slug(name) for name in named}) < len(texts):
         raise PreflightError(f'{option}: two have the same name, or names that give the same folder.')
@@ -70,7 +70,7 @@ def slug(name: str) -> str:
 
 
 def apply_norm(cfg: Config, text: str, options: Mapping | None = None) -> None:
-    """Gives a recipe another norm, in place: all that `--norm` does.
+    """Sets another norm in a recipe, in place: all that `--norm` does.
 
     The checkpoints that its parts start from follow where their folders are named after the config's norm:
     `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`. So does the work directory if the config has
@@ -89,17 +89,17 @@ def apply_norm(cfg: Config, text: str, options: Mapping | None = None) -> None:
             cfg.model[part].init_cfg.checkpoint = path
             if part == 'backbone' and 'pretrained' in cfg:
                 cfg.pretrained = path
-    set_norm(cfg, norm_cfg, keep_means=not name_means(options))
+    set_norm(cfg, norm_cfg, keep_means=not sets_centered(options))
     if cfg.get('work_dir') is None:
         cfg.work_dir = str(Path('work_dirs', renamed(Path(cfg.filename).stem, old, name)))
 
 
 def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
-    """Gives every norm of the backbone, and of other parts with norms of ours, a `norm_cfg`, in place.
+    """Sets the `norm_cfg` of every norm of the backbone, and of other parts with norms of ours, in place.
 
     A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults, except
     that `warmup_iters` is kept. PRepBN's `steps` default to half of the run.
-    A stock backbone becomes one of type `ReplacedNorms`, because many give `norm_cfg` to some of their norms alone.
+    A stock backbone becomes one of type `ReplacedNorms`, because many pass `norm_cfg` to only some of their norms.
     With `keep_means`, `centered=True` becomes 'frozen' if the weights that the run starts from have means.
     """
     if 'converted' in cfg.model:
@@ -120,7 +120,7 @@ def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
             key: base[key] for key in ('warmup_iters', ) if key in base and key in accepted}
         complete = {**inherited, **norm_cfg}
         if keep_means and part == 'backbone' and complete.get('centered') is True and _starts_with_means(cfg):
-            complete = with_means_kept(complete)
+            complete = with_frozen_means(complete)
         if _passes_norm_cfg_on(cfg, part):
             cfg.model[part] = replace_norm_cfgs(cfg.model[part], complete)
         elif norm_cfg['type'] != 'LN' or not base['type'].startswith('LN'):
@@ -150,7 +150,7 @@ def use_map_forms(cfg: Config) -> None:
 
 
 def _parts(cfg: Config) -> list[str]:
-    """The parts of a model that `--norm` gives a norm: the backbone, and what its class names in `norm_parts`."""
+    """The parts of a model whose norms `--norm` sets: the backbone, and what its class names in `norm_parts`."""
     parts = ('backbone', *getattr(_class_of(cfg, cfg.model), 'norm_parts', ()))
     return [part for part in parts if 'norm_cfg' in (cfg.model.get(part) or {})
             or part in cfg.model and not _passes_norm_cfg_on(cfg, part)]
@@ -187,12 +187,12 @@ def _starts_with_means(cfg: Config) -> bool:
     return any(key.startswith(prefix) and key.endswith('.running_mean') for key in content.get('state_dict', content))
 
 
-def name_means(options: Mapping | None) -> bool:
-    """Whether `--cfg-options` set `centered` themselves."""
+def sets_centered(options: Mapping | None) -> bool:
+    """Whether `--cfg-options` set `centered`."""
     return any(key.endswith('centered') for key in options or ())
 
 
-def with_means_kept(norm_cfg: dict) -> dict:
+def with_frozen_means(norm_cfg: dict) -> dict:
     """The `norm_cfg` for weights that have means: with 'frozen' for `centered=True`."""
     return {**norm_cfg, 'centered': 'frozen'} if norm_cfg.get('centered') is True else norm_cfg
 

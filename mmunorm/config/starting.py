@@ -1,4 +1,4 @@
-"""What a training starts from: `pretrained`, `init_cfg` and `load_from` take every layout of
+"""Initial weights of a training: `pretrained`, `init_cfg` and `load_from` take every layout of
 :mod:`mmunorm.checkpoints.layouts`."""
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..utils import PreflightError, whole_file
 from .models import build_model, clear_build_errors
 from .pretrained import pretrained_path
 
-# What loading resizes, or leaves as it was.
+# Loading resizes these, or does not change them.
 _RESIZED = ('relative_position_bias_table', 'pos_embed')
 
 
@@ -54,7 +54,7 @@ def _fit_part(cfg: Config, name: str) -> None:
 
 
 def fit_load_from(cfg: Config) -> None:
-    """The same for the checkpoint that a whole model starts from: `load_from` without `resume`."""
+    """Like :func:`fit_pretrained`, for the checkpoint of a whole model: `load_from` without `resume`."""
     path = cfg.get('load_from')
     if path is None or cfg.get('resume') or not os.path.isfile(path):
         return
@@ -77,7 +77,7 @@ def _candidates(content: dict, model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _choose(candidates: list[dict[str, Tensor]], model: nn.Module, problem: str) -> dict[str, Tensor]:
-    """Those of the candidates that fit best; if none does, a PreflightError says what the file is."""
+    """The candidate that fits best; if none does, raises a PreflightError that describes the file."""
     best = max(candidates, key=lambda weights: _num_fitting(weights, model))
     if _num_fitting(best, model):
         return best

@@ -28,9 +28,9 @@ from ..norms.replace import is_any, layer_norms
 from ..utils import check_module, error_text, eval_mode, plural, whole_file
 from .agreement import Agreement, agreement, teacher_norms
 from .calls import recorded, watched
-from .images import batch_of, batches_of, floating, single_images, spread, suspicious
+from .images import batch_of, batches_of, evenly_spaced, floating, image_warnings, single_images
 from .report import ConversionError
-from .statistics import mean_and_square, share_of_variance, token_sums, tokens_of
+from .statistics import error_over_variance, mean_and_square, token_sums, tokens_of
 
 BLOCKS, WHOLE = 'block by block', 'end to end'
 HELD_OUT = 256  # maximum number of held-out images if the caller names none
@@ -171,8 +171,8 @@ def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *,
                     _restore(run.weights, first)
                     reached = before
                 run.reached[phase] = reached
-        notes += suspicious([run.checked], few=1)
-        measure_again(model, batches_of(held_out, run.batch_size, run.device, 'held_out'))
+        notes += image_warnings([run.checked], few=1)
+        remeasure(model, batches_of(held_out, run.batch_size, run.device, 'held_out'))
     return AdaptReport(run.reached, tuple(run.history), (*notes, *run.notes))
 
 
@@ -186,7 +186,7 @@ class _Run:
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.device = self.weights[0].device
         first = floating(augment(batch_of(images, [0], self.device, 'images'), torch.Generator()), AUGMENTED)
-        checked = spread(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
+        checked = evenly_spaced(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
         self.checked = floating(batch_of(held_out, checked, self.device, 'held_out'), 'held_out')
         self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(
             self.checked.dtype == torch.float32 and _has_bfloat16(self.device)))
@@ -211,7 +211,7 @@ class _Run:
 
     def open(self, path: Path, settings: dict) -> None:
         """Resumes from the file of a killed run, and writes to it at each check."""
-        sampled = batch_of(self.images, spread(len(self.images), CHECKED_IMAGES), torch.device('cpu'), 'images')
+        sampled = batch_of(self.images, evenly_spaced(len(self.images), CHECKED_IMAGES), torch.device('cpu'), 'images')
         self.file = _ResumeFile(path, self.model, self.norms, dict(
             settings, images=_checksum([sampled, self.checked], len(self.images)),
             teacher=_checksum([*self.teacher.parameters(), *self.teacher.buffers()]),
@@ -356,7 +356,7 @@ class _ResumeFile:
 
 
 @torch.no_grad()
-def measure_again(model: nn.Module, inputs: Iterable[Tensor]) -> None:
+def remeasure(model: nn.Module, inputs: Iterable[Tensor]) -> None:
     """Updates the statistics of offline norms to their current inputs, without changing their affine maps."""
     sums: dict[OfflineNorm, Tensor] = {}
 
@@ -456,7 +456,7 @@ def _update(output, args: tuple, is_norm: bool) -> Tensor:
 def _relative_error(x: Tensor, wanted: Tensor) -> Tensor:
     """`log1p(squared error / variance of wanted)` of each image, `(N,)`; of the batch if images have one value each."""
     number = len(wanted) if wanted.numel() > len(wanted) else 1
-    return share_of_variance(x.reshape(number, -1), wanted.reshape(number, -1)).log1p()
+    return error_over_variance(x.reshape(number, -1), wanted.reshape(number, -1)).log1p()
 
 
 def _tokens(x: Tensor, axis: int) -> Tensor:

@@ -37,7 +37,7 @@ def recorded(model: nn.Module, names: Iterable[str]) -> Iterator[list[tuple[str,
         yield calls
 
 
-class OtherReaders(TorchFunctionMode):
+class ExternalReaders(TorchFunctionMode):
     """A context that finds the modules whose parameters a function outside of their calls computes with.
 
     `found` has the name of such a function by module. A parameter of several modules may be read in the call of each.
@@ -52,7 +52,7 @@ class OtherReaders(TorchFunctionMode):
                 self._owners[parameter].append(module)
         self._running: Counter[nn.Module] = Counter()
 
-    def __enter__(self) -> OtherReaders:
+    def __enter__(self) -> ExternalReaders:
         modules = {module for owners in self._owners.values() for module in owners}
         self._handles = [handle for module in modules for handle in (
             module.register_forward_pre_hook(lambda module, _: self._running.update([module])),

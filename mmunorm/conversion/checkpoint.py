@@ -14,11 +14,11 @@ from mmpretrain.models.classifiers import BaseClassifier
 from torch import nn
 
 from ..config.models import build_model
-from ..config.presets import REPLACED_TYPE, parse_preset, replace_norm_cfgs, replaced_norms, with_means_kept
+from ..config.presets import REPLACED_TYPE, parse_preset, replace_norm_cfgs, replaced_norms, with_frozen_means
 from ..norms import OfflineNorm
 from ..norms.replace import layer_norms
 from ..utils import PreflightError, whole_file, write_text
-from .convert import ConversionError, goal_like
+from .convert import ConversionError, build_target
 from .report import ConversionReport
 
 converted_model = replaced_norms  # an older name, for one release
@@ -31,9 +31,9 @@ def parse_goal(text: str) -> tuple[str, dict]:
         PreflightError: the norm is unknown, or a LayerNorm cannot be converted to it.
     """
     name, norm_cfg = parse_preset(text)
-    norm_cfg = with_means_kept(norm_cfg)
+    norm_cfg = with_frozen_means(norm_cfg)
     try:
-        goal_like(norm_cfg, nn.LayerNorm(1), nn.Module())
+        build_target(norm_cfg, nn.LayerNorm(1), nn.Module())
     except KeyError:
         raise PreflightError(f'--to {text}: there is no norm of type {norm_cfg["type"]!r}.') from None
     except ConversionError as error:

@@ -26,8 +26,8 @@ from ..norms.replace import (
 )
 from ..registry import MODELS
 from ..utils import check_module, error_text, eval_mode
-from .calls import OtherReaders, watched
-from .images import all_batches, suspicious
+from .calls import ExternalReaders, watched
+from .images import all_batches, image_warnings
 from .report import ConversionError, ConversionReport, ConvertedNorm
 from .statistics import (
     NUM_SUMS,
@@ -96,9 +96,9 @@ def convert_norms(model: nn.Module,
     names = layer_norms(model)
     if not names or '' in names:
         what = no_layer_norms(model) if not names else 'is itself a LayerNorm, not a model with some'
-        others = ''.join(f'; {other} is none' for other in _others(model, names)[:1])
+        others = ''.join(f'; {other} is none' for other in _unknown_norms(model, names)[:1])
         raise ConversionError(f'model: {type(model).__name__} {what}{others}')
-    kept = dict.fromkeys(_named(names, keep), 'requested')
+    kept = dict.fromkeys(_norms_inside(names, keep), 'requested')
     wanted = {name: norm for name, norm in names.items() if norm not in kept}
     if not wanted:
         raise ConversionError(f'keep={list(keep)!r} keeps all LayerNorms')
@@ -106,11 +106,11 @@ def convert_norms(model: nn.Module,
         check_replaceable(wanted)
     except ValueError as error:
         raise ConversionError(f'{error}; `keep` lets it stay') from error
-    goals = {norm: goal_like(norm_cfg, norm, model) for norm in wanted.values()}
-    return _convert_all(model, batches, names, goals, kept, progress)
+    targets = {norm: build_target(norm_cfg, norm, model) for norm in wanted.values()}
+    return _convert_all(model, batches, names, targets, kept, progress)
 
 
-def _named(names: dict[str, nn.Module], keep: Sequence[str]) -> Iterator[nn.Module]:
+def _norms_inside(names: dict[str, nn.Module], keep: Sequence[str]) -> Iterator[nn.Module]:
     """The LayerNorms with these full names, or inside of modules with these names."""
     for entry in keep:
         found = [norm for name, norm in names.items() if f'{name}.'.startswith(f'{entry}.')]
@@ -120,23 +120,23 @@ def _named(names: dict[str, nn.Module], keep: Sequence[str]) -> Iterator[nn.Modu
         yield from found
 
 
-def goal_like(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
+def build_target(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
     """Builds the offline norm that replaces a LayerNorm of a model. Raises a ConversionError if that is impossible.
     """
     kind = norm_cfg['type']
-    goal = kind if isinstance(kind, type) else MODELS.module_dict.get(kind)
+    target = kind if isinstance(kind, type) else MODELS.module_dict.get(kind)
     why = 'is no offline norm over tokens'
-    if not isinstance(goal, type) or issubclass(goal, OfflineNorm):
+    if not isinstance(target, type) or issubclass(target, OfflineNorm):
         try:
-            goal = build_like(norm_cfg, norm, model)
+            target = build_like(norm_cfg, norm, model)
         except (TypeError, ValueError) as error:
             raise ConversionError(f'norm_cfg={norm_cfg!r}: {error}') from error
-        if is_channels_first(norm) or not is_channels_first(goal):
-            why = goal.fold_obstacle
+        if is_channels_first(norm) or not is_channels_first(target):
+            why = target.fold_obstacle
     if why:
-        name = getattr(goal, '__name__', type(goal).__name__)
+        name = getattr(target, '__name__', type(target).__name__)
         raise ConversionError(f'norm_cfg={norm_cfg!r}: {name} {why}; take UN, MABN, TokenBN or RepBN')
-    return goal
+    return target
 
 
 @torch.no_grad()
@@ -209,37 +209,38 @@ def with_layer_norms(model: nn.Module) -> nn.Module:
     return teacher.requires_grad_(False)
 
 
-def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], goals: dict[nn.Module, OfflineNorm],
+def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], targets: dict[nn.Module, OfflineNorm],
                  kept: dict[nn.Module, str], progress: bool) -> ConversionReport:
-    """Replaces each LayerNorm by its goal, fitted to it; `names` has all LayerNorms, also those `kept`."""
+    """Replaces each LayerNorm by its target, fitted to it; `names` has all LayerNorms, also those `kept`."""
     with eval_mode(model):
         batches = all_batches(batches, partial(runs_on, model))
     if not batches:
         raise ConversionError('batches: there is none to take statistics from')
-    replacements = {norm: with_fused_parts(goal, norm) for norm, goal in goals.items()}
+    replacements = {norm: with_fused_parts(target, norm) for norm, target in targets.items()}
     stats: dict[nn.Module, InputStats] = {}
     for name, norm in names.items():
         stats.setdefault(norm, InputStats(norm, name))
 
     with eval_mode(model, *replacements.values()), tqdm(total=len(batches) * (2 + SWEEPS), desc='calibrating',
                                                         unit='batch', disable=None if progress else True) as bar:
-        changes = disable_fast_path(model, [name for name in names if names[name] in goals])
+        changes = disable_fast_path(model, [name for name in names if names[name] in targets])
         try:
-            with OtherReaders(stats) as readers:
+            with ExternalReaders(stats) as readers:
                 stats = _measure(model, batches, stats, bar)
             obstacles = _obstacles(stats, readers.found)
-            goals = {norm: goals[norm] for norm in stats if norm in goals and norm not in obstacles}
-            if not goals:
+            targets = {norm: targets[norm] for norm in stats if norm in targets and norm not in obstacles}
+            if not targets:
                 reason = next(f'{stats[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
                 which = 'its LayerNorm cannot' if len(stats) == 1 else f'none of its {len(stats)} LayerNorms can'
                 raise ConversionError(f'model: {which} be converted: {reason}')
             for norm, measured in stats.items():
                 if norm not in obstacles:
                     measured.check('in the model as it is')
-            set_submodules(model, {name: replacements[norm] for name, norm in names.items() if norm in goals})
-            fitted = _fit(model, batches, {goal: stats[norm] for norm, goal in goals.items()}, bar)
-            final = _measure(model, batches, {goal: stats[norm].empty_copy() for norm, goal in goals.items()}, bar)
-            for norm in goals:
+            set_submodules(model, {name: replacements[norm] for name, norm in names.items() if norm in targets})
+            fitted = _fit(model, batches, {target: stats[norm] for norm, target in targets.items()}, bar)
+            empty = {target: stats[norm].empty_copy() for norm, target in targets.items()}
+            final = _measure(model, batches, empty, bar)
+            for norm in targets:
                 final[norm].check('after the norms that are converted')
         except BaseException:
             set_submodules(model, names)
@@ -251,11 +252,12 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], goals: 
     for norm, measured in stats.items():
         columns = {} if norm in obstacles else dict(
             measured.token_spread(), least_affine=measured.error(*measured.nearest()))
-        if norm in goals:
-            columns.update(before=fitted[goals[norm]].error(*measured.nearest()),
-                           after=final[norm].error_of(goals[norm]))
+        if norm in targets:
+            columns.update(before=fitted[targets[norm]].error(*measured.nearest()),
+                           after=final[norm].error_of(targets[norm]))
         rows.append(ConvertedNorm(measured.name, **columns, kept=kept.get(norm, '')))
-    return ConversionReport(tuple(rows), sum(map(_num_samples, batches)), _others(model, names), suspicious(batches))
+    samples, others = sum(map(_num_samples, batches)), _unknown_norms(model, names)
+    return ConversionReport(tuple(rows), samples, others, image_warnings(batches))
 
 
 def _obstacles(stats: Mapping[nn.Module, InputStats], readers: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
@@ -271,16 +273,16 @@ def _obstacles(stats: Mapping[nn.Module, InputStats], readers: Mapping[nn.Module
     return obstacles
 
 
-def _others(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]:
-    """Names and classes of norms, or what looks like one, that are not in `names` and keep no running statistics."""
-    def looks_like_one(name: str, module: nn.Module) -> bool:
+def _unknown_norms(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Names and classes of norms, or of similar modules, that are not in `names` and keep no running statistics."""
+    def looks_like_norm(name: str, module: nn.Module) -> bool:
         is_called_so = 'norm' in f'{name.rpartition(".")[2]} {type(module).__name__}'.lower()
         return is_norm(module) or is_called_so and not list(module.children()) and (
             {parameter.dim() for parameter in module.parameters()} == {1})
 
     known = set(names.values())
     return tuple(f'{name} ({type(module).__name__})' for name, module in model.named_modules()
-                 if module not in known and looks_like_one(name, module)
+                 if module not in known and looks_like_norm(name, module)
                  and not has_affine(module) and getattr(module, 'running_var', None) is None)
 
 
@@ -323,7 +325,7 @@ class InputStats:
             expected = (gamma * (tokens - mean) / sigma + self.beta).to(output.dtype)
             for part in self.norm.children():  # an activation
                 expected = part(expected)
-            if not (expected - y).norm() > TOLERANCE * expected.norm():  # NaN has a message of its own
+            if not (expected - y).norm() > TOLERANCE * expected.norm():  # NaN has its own message
                 self.gamma = gamma
                 return True
         return False
@@ -404,34 +406,34 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
     At each call, before it runs, a norm is fitted to all of its inputs so far. So the norms after it read almost what
     they will read in the converted model. The second sweep replaces the inputs of one group of batches after the other.
     """
-    fitted = {goal: measured.empty_copy() for goal, measured in stats.items()}
+    fitted = {target: measured.empty_copy() for target, measured in stats.items()}
     size = -(-len(batches) // GROUPS)
     groups = [batches[start:start + size] for start in range(0, len(batches), size)]
     sums: list[dict[OfflineNorm, Tensor]] = [{} for _ in groups]
 
-    def hook(goal, args, kwargs):
-        measured = fitted[goal]
+    def hook(target, args, kwargs):
+        measured = fitted[target]
         new = measured.sums_of(args, kwargs)
         measured.sums += new
-        sums[index][goal] = sums[index].get(goal, 0) + new
+        sums[index][target] = sums[index].get(target, 0) + new
         if measured.sums[0, 0] > 0:
             measured.check('after the norms that are converted')
-            goal.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
-            measured.stored(goal)
+            target.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
+            measured.stored(target)
 
     with watched(stats, hook, before=True):
         for _ in range(SWEEPS):
             for index, group in enumerate(groups):
-                for goal, old in sums[index].items():
-                    fitted[goal].sums -= old
+                for target, old in sums[index].items():
+                    fitted[target].sums -= old
                 sums[index] = {}
                 for batch in group:
                     _run(model, batch)
                     bar.update()
-    for goal, measured in fitted.items():
-        measured.sums = sum((of_group[goal] for of_group in sums if goal in of_group), torch.zeros_like(measured.sums))
+    for target, measured in fitted.items():
+        measured.sums = sum((group[target] for group in sums if target in group), torch.zeros_like(measured.sums))
         measured.check('after the norms that are converted')
-        goal.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
+        target.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
     return fitted
 
 
@@ -445,7 +447,7 @@ def runs_on(model: nn.Module, batch) -> bool:
 
 
 def run_checked(model: nn.Module, batch) -> None:
-    """`_run`, with an error that says what a batch is: images one by one, or arrays, are likely mistakes."""
+    """`_run`, with an error that explains batches: single images, or arrays, are likely mistakes."""
     inputs = _inputs(batch)
     if not isinstance(inputs, (Tensor, Mapping)):
         raise ConversionError(f'batches: a batch must be a tensor or a Mapping, got {type(inputs).__name__}')

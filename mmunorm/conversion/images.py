@@ -70,7 +70,7 @@ def all_batches(images, takes: Callable[[object], bool]) -> list:
         return [images]
     if _has_indices(images) and len(images.dataset) > MEASURED:
         loaded, size = _LoaderImages(images), images.batch_size or STACKED
-        chosen = spread(len(loaded), MEASURED)
+        chosen = evenly_spaced(len(loaded), MEASURED)
         return [loaded.batch(chosen[start:start + size]) for start in range(0, len(chosen), size)]
     if not _is_sequence(images):
         images = list(images)
@@ -81,7 +81,7 @@ def all_batches(images, takes: Callable[[object], bool]) -> list:
     if not is_single:
         return [images[i] for i in range(len(images))]
     number = len(images) if isinstance(images, (list, tuple)) else MEASURED
-    return _stacked([images[i] for i in spread(len(images), number)])
+    return _stacked([images[i] for i in evenly_spaced(len(images), number)])
 
 
 def _stacked(samples: list) -> list:
@@ -140,12 +140,12 @@ def floating(images: Tensor, name: str) -> Tensor:
     return images
 
 
-def spread(number: int, at_most: int) -> list[int]:
+def evenly_spaced(number: int, at_most: int) -> list[int]:
     """Up to `at_most` evenly spaced indices below `number`."""
     return torch.linspace(0, number - 1, min(at_most, number)).long().tolist()
 
 
-def suspicious(batches: Iterable, few: int = FEW) -> tuple[str, ...]:
+def image_warnings(batches: Iterable, few: int = FEW) -> tuple[str, ...]:
     """What is suspicious about images, such as copies of one of them, in one line each; batches of others are ignored.
 
     `few` is the number of different images below which it is mentioned.

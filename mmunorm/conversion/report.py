@@ -33,7 +33,7 @@ class ConvertedNorm:
 
     @property
     def verdict(self) -> str:
-        """A verdict of a few words. Keeping a norm helps if it loses much by itself."""
+        """A verdict of a few words. Keeping a norm helps if its own error is large."""
         if self.kept:
             return f'kept: {self.kept}'
         if self.after <= GOOD:

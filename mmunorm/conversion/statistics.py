@@ -78,7 +78,7 @@ def relative_error(sums: Tensor, gamma: Tensor, beta: Tensor, a: Tensor, b: Tens
     return max(0., (error / size).item()) if size > 0 else 0.
 
 
-def share_of_variance(x: Tensor, target: Tensor) -> Tensor:
+def error_over_variance(x: Tensor, target: Tensor) -> Tensor:
     """`|x - target|^2 / |target - mean(target)|^2` over the last dimension, `(N,)` of `(N, n)`."""
     size = (target - target.mean(-1, keepdim=True)).square().sum(-1).clamp(min=TINY)
     return (x - target).square().sum(-1) / size

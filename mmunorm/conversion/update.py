@@ -14,7 +14,7 @@ from ..registry import print_log
 from ..utils import check_module, eval_mode
 from .calls import watched
 from .convert import ConversionError, run_checked, runs_on
-from .images import all_batches, suspicious
+from .images import all_batches, image_warnings
 from .statistics import valid_tokens
 
 
@@ -23,7 +23,7 @@ from .statistics import valid_tokens
 def update_norms(model: nn.Module, batches, progress: bool = False) -> None:
     """Measures the running statistics of all offline norms of a model again, in place.
 
-    Call it where other weights are put into a model: after an average of weights (SWA, EMA, model soups), as
+    Call it after new weights are loaded into a model: after an average of weights (SWA, EMA, model soups), as
     `torch.optim.swa_utils.update_bn`, which knows torch's BatchNorms alone. In a model that has both, call that first.
 
     The model runs once over all batches in eval mode. Each norm normalizes with the mean over the tokens that it has
@@ -71,7 +71,7 @@ def update_norms(model: nn.Module, batches, progress: bool = False) -> None:
         for buffer, values in before:
             buffer.copy_(values)
         raise
-    for note in suspicious(batches):
+    for note in image_warnings(batches):
         print_log(note, 'current')
     if idle := [name for name, norm in norms.items() if norm not in sums]:
         print_log(f'{len(idle)} of {len(norms)} norms did not run on these batches and keep their statistics, such as '

@@ -1,6 +1,6 @@
 """Data sets: scripts that make small ones, and data sets for mmengine's data loaders."""
+from .atomic_folder import FolderError
 from .handwriting import HandwrittenDigits
-from .made_folder import FolderError
 
 __all__ = ['FolderError', 'HandwrittenDigits', 'make_digits']
 

@@ -7,9 +7,9 @@ Both are made from data bundled with scikit-learn, without downloads.
 import numpy as np
 from tqdm import tqdm
 
+from .atomic_folder import atomic_folder, is_complete
 from .contact_sheet import draw_contact_sheet
 from .digit_scenes import SPLITS, draw_scene, draw_single, split_samples
-from .made_folder import is_made, making_folder
 from .scenes import save_image, write_scenes
 
 CLASSES = tuple('0123456789')
@@ -44,7 +44,7 @@ def check_settings(settings):
 
 def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, train_images=6000, val_images=1000,
                 image_size=32, force=False):
-    """Make both sets in one folder, as a whole or not at all. The same settings give the same files.
+    """Make both sets in one folder, atomically. The same settings produce the same files.
 
     The folder has the scenes, ``coco/annotations/instances_{train,val}.json`` and ``coco/{train,val}/*.png``, and
     ``preview.png`` with annotated val scenes. Category k + 1 is the digit k. A mask is the visible part of its digit in
@@ -70,15 +70,15 @@ def make_digits(out, seed=0, train_scenes=1500, val_scenes=200, scene_size=128, 
 
     Raises:
         ValueError: if a number is outside ``LIMITS``.
-        FolderError: if the folder must not be overwritten; see ``made_folder.is_made``.
+        FolderError: if the folder must not be overwritten; see ``atomic_folder.is_complete``.
     """
     settings = dict(seed=seed, train_scenes=train_scenes, val_scenes=val_scenes, scene_size=scene_size,
                     train_images=train_images, val_images=val_images, image_size=image_size)
     check_settings(settings)
     settings['version'] = VERSION
-    if is_made(out, settings, force):
+    if is_complete(out, settings, force):
         return None
-    with making_folder(out, settings, force) as folder:
+    with atomic_folder(out, settings, force) as folder:
         counts = {}
         for split in SPLITS:
             samples = split_samples(split, seed)

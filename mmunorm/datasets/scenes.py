@@ -66,12 +66,12 @@ def add_cutout(background, cutouts, draw):
     _, owner = compose(background, cutouts)
     for _ in range(TRIES):
         cutout = draw()
-        if _leaves_visible(cutouts, cutout, owner):
+        if _keeps_visible(cutouts, cutout, owner):
             cutouts.append(cutout)
             return
 
 
-def _leaves_visible(cutouts, cutout, owner):
+def _keeps_visible(cutouts, cutout, owner):
     """Whether all ``cutouts`` remain visible with ``cutout`` on top of them."""
     if any(_box_iou(cutout, other) > MAX_BOX_IOU for other in cutouts):
         return False

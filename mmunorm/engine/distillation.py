@@ -17,12 +17,12 @@ from ..checkpoints.loading import load_weights
 from ..config.models import build_model
 from ..conversion import AdaptReport, adapt
 from ..conversion.checkpoint import layer_norm_config
-from ..conversion.statistics import share_of_variance
+from ..conversion.statistics import error_over_variance
 from ..norms.layers import norm_layers
 from ..utils import PreflightError
 from .runner import unwrapped_model
 
-RATE = 1e-3  # of the adaptation, which lowers it where it is too much
+RATE = 1e-3  # of the adaptation, which lowers it if the loss rises
 
 
 @HOOKS.register_module()
@@ -70,7 +70,7 @@ class DistillationHook(Hook):
         load_weights(teacher, self.checkpoint)
         self._teacher = teacher.eval().requires_grad_(False).to(next(student.parameters()).device)
         read = getattr(student, 'head', backbone) if self._is_classifier else backbone
-        self._handles = [read.register_forward_hook(self._keep),
+        self._handles = [read.register_forward_hook(self._store_output),
                          student.register_forward_hook(self._add_loss, with_kwargs=True)]
         self._output = None
 
@@ -79,7 +79,7 @@ class DistillationHook(Hook):
             handle.remove()
         del self._teacher
 
-    def _keep(self, module: nn.Module, args: tuple, output) -> None:
+    def _store_output(self, module: nn.Module, args: tuple, output) -> None:
         self._output = getattr(output, 'logits', output)  # of a model of transformers
 
     def _add_loss(self, model: nn.Module, args: tuple, kwargs: dict, losses):
@@ -114,7 +114,7 @@ def logit_distance(student: Tensor, teacher: Tensor, temperature: float) -> Tens
 def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -> Tensor:
     """The squared error over the teacher's variance, mean over the feature maps, `()`."""
     pairs = ((a.float().flatten(), b.float().flatten()) for a, b in zip(student, teacher, strict=True))
-    return torch.stack([share_of_variance(*pair) for pair in pairs]).mean()
+    return torch.stack([error_over_variance(*pair) for pair in pairs]).mean()
 
 
 def backbone_of(model: nn.Module) -> nn.Module | None:

@@ -14,11 +14,11 @@ from ..utils import RunError
 from .runner import saves_after_this_step
 
 ADVICE = ('Things to change, one at a time: lower the learning rate or lengthen its warm-up; clip gradients; train '
-          'without --amp, or in bfloat16; give UN its outlier filter, or a longer warmup_iters.')
+          'without --amp, or in bfloat16; use the outlier filter of UN, or a longer warmup_iters.')
 
 
 class DivergenceError(RunError):
-    """The run has diverged; the message says when, and what to change."""
+    """The run has diverged; the message has the step and advice."""
 
 
 @HOOKS.register_module()
@@ -35,8 +35,8 @@ class DivergenceHook(Hook):
     """
 
     def __init__(self, patience: int = 10, interval: int = 10):
-        self.patience = check_count('patience', patience, least=1)
-        self.interval = check_count('interval', interval, least=1)
+        self.patience = check_count('patience', patience, minimum=1)
+        self.interval = check_count('interval', interval, minimum=1)
         self.is_training = False
 
     def before_train(self, runner) -> None:

@@ -23,7 +23,7 @@ class FuseNormsHook(Hook):
     """
 
     def __init__(self, layer_norms: str = 'exact', rotate: str | None = None):
-        self.how = dict(layer_norms=layer_norms, rotate=rotate)
+        self.options = dict(layer_norms=layer_norms, rotate=rotate)
 
     def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
         self.meta = checkpoint.get('meta', {})
@@ -31,5 +31,5 @@ class FuseNormsHook(Hook):
     def before_test(self, runner) -> None:
         model = unwrapped_model(runner)
         model.eval()
-        self.report = fuse_norms(model, **self.how)
+        self.report = fuse_norms(model, **self.options)
         runner.logger.info(f'fuse_norms: {self.report}')

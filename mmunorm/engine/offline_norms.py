@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
 from ..checkpoints.loading import check_statistics
-from ..compat import GradScaler, sees_attributes
+from ..compat import GradScaler, guards_attributes
 from ..config.pretrained import pretrained_path
 from ..conversion import ConversionError, convert_loaded, with_layer_norms
 from ..norms import Norm, OfflineNorm, convert_sync
@@ -53,8 +53,8 @@ class OfflineNormHook(Hook):
 
     def __init__(self, convert: bool = True, num_samples: int = 512, adapt_steps: int = 300):
         self.convert = convert
-        self.num_samples = check_count('num_samples', num_samples, least=1)
-        self.adapt_steps = check_count('adapt_steps', adapt_steps, least=0)
+        self.num_samples = check_count('num_samples', num_samples, minimum=1)
+        self.adapt_steps = check_count('adapt_steps', adapt_steps, minimum=0)
 
     def before_test(self, runner) -> None:
         check_statistics(runner.model, _weights_of(runner))
@@ -65,7 +65,7 @@ class OfflineNormHook(Hook):
             self._convert(runner)
         check_statistics(runner.model, _weights_of(runner))
         self._norms = norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
-        if runner.cfg.get('compile') and not sees_attributes() and any(
+        if runner.cfg.get('compile') and not guards_attributes() and any(
                 isinstance(getattr(norm, 'warmup_iters', None), float) for norm in norms):
             raise PreflightError(f'OfflineNormHook: torch {torch.__version__} cannot end the warm-up of a compiled '
                                  'model; set warmup_iters to a number of steps, or use torch 2.4 or newer.')

@@ -10,7 +10,7 @@ from torch import nn
 from ..norms import Norm
 
 
-class _KnowsOurNorms:
+class _TreatsAsLayerNorm:
     """Applies `norm_decay_mult` to mmunorm's norms, and to modules with `decays_like_norm`.
 
     The stock constructors recognize norms by their classes (BatchNorm, GroupNorm, LayerNorm, ...) and miss others.
@@ -30,12 +30,12 @@ class _KnowsOurNorms:
 # They replace the stock constructors of the same names: a config that only swaps `norm_cfg` names no other, and the
 # stock one would decay gamma to zero. mmdet's layer decay goes by shapes and needs no replacement.
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module(force=True)
-class DefaultOptimWrapperConstructor(_KnowsOurNorms, _StockConstructor):
+class DefaultOptimWrapperConstructor(_TreatsAsLayerNorm, _StockConstructor):
     """mmengine's constructor, which recognizes the norms of this package."""
 
 
 @MMPRETRAIN_CONSTRUCTORS.register_module(force=True)
-class LearningRateDecayOptimWrapperConstructor(_KnowsOurNorms, _StockLayerDecay):
+class LearningRateDecayOptimWrapperConstructor(_TreatsAsLayerNorm, _StockLayerDecay):
     """mmpretrain's constructor for layer-wise learning rates, which recognizes the norms of this package."""
 
 

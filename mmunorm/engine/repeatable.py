@@ -18,7 +18,7 @@ class RepeatableHook(Hook):
     """Makes every step's random numbers depend only on the seed and the step, so that resuming is exact.
 
     mmengine seeds a run once: a resumed run and its data workers start with the first random numbers again. This hook
-    seeds each training sample by its place in the order of the sampler, for any number of workers, and each step by its
+    seeds each training sample by its position in the sampler's order, for any number of workers, and each step by its
     number. A resumed run then ends with the same weights, if the device computes deterministically
     (`randomness=dict(deterministic=True)` on a GPU) and the number of processes is the same.
 
@@ -33,17 +33,17 @@ class RepeatableHook(Hook):
     def before_train(self, runner) -> None:
         self._seed = [runner.seed or 0, get_rank()]
         self._order = None
-        self._was_over = _is_over(runner)
+        self._was_finished = _is_finished(runner)
         dataloader = runner.train_dataloader
         if dataloader.batch_sampler is None or not hasattr(dataloader.batch_sampler, 'sampler'):
             runner.logger.warning(
                 f'RepeatableHook cannot seed the samples of a {type(dataloader.batch_sampler).__name__}: '
                 'a resumed run will draw other augmentations.')
             return
-        self._starts_again = _has_drawn(runner.train_loop)
-        if self._starts_again:
-            dataloader = runner.train_loop.dataloader = _build_again(runner)
-        self._order = _Numbered(dataloader.batch_sampler.sampler, self._seed)
+        self._rebuilds = _has_started(runner.train_loop)
+        if self._rebuilds:
+            dataloader = runner.train_loop.dataloader = _rebuild_loader(runner)
+        self._order = _KeyedSampler(dataloader.batch_sampler.sampler, self._seed)
         dataloader.batch_sampler.sampler = self._order
         if hasattr(dataloader.dataset, '__dict__'):  # a plain list has none, and nothing random
             dataloader.dataset.__getitems__ = partial(_seeded_items, dataloader.dataset)
@@ -58,7 +58,7 @@ class RepeatableHook(Hook):
         batches = runner.train_dataloader.batch_sampler
         forwarded = type(batches) is BatchSampler and hasattr(self._order.sampler, 'skip')
         self._order.start(0, runner.iter * batches.batch_size if forwarded else 0)
-        if self._starts_again:
+        if self._rebuilds:
             loop = runner.train_loop
             loop.dataloader_iterator = type(loop.dataloader_iterator)(loop.dataloader)
 
@@ -71,13 +71,13 @@ class RepeatableHook(Hook):
             dataloader.batch_sampler.sampler = self._order.sampler
             if hasattr(dataloader.dataset, '__dict__'):
                 vars(dataloader.dataset).pop('__getitems__', None)
-        if self._was_over and runner.val_loop is not None:
+        if self._was_finished and runner.val_loop is not None:
             runner.logger.warning('The run is resumed at its end, with nothing left to train: it is '
                                   'validated, in case the last validation was interrupted.')
             runner.val_loop.run()
 
 
-def _is_over(runner) -> bool:
+def _is_finished(runner) -> bool:
     """Whether a resumed run has no steps left, and its loop validates after the last step."""
     loop = runner.train_loop
     by_iter = isinstance(loop, IterBasedTrainLoop)
@@ -85,13 +85,13 @@ def _is_over(runner) -> bool:
     return done >= max(end, getattr(loop, 'val_begin', 1))
 
 
-def _has_drawn(loop) -> bool:
+def _has_started(loop) -> bool:
     """Whether workers already have the first batches. In mmengine 0.10.7 an iteration-based loop starts them."""
     iterator = getattr(loop, 'dataloader_iterator', None)
     return getattr(iterator, '_iterator', None) is not None and loop.dataloader.num_workers > 0
 
 
-def _build_again(runner) -> DataLoader:
+def _rebuild_loader(runner) -> DataLoader:
     """The loader with new samplers and the same data set."""
     loader = runner.train_loop.dataloader
     described = runner._train_dataloader
@@ -119,8 +119,8 @@ def seed_host(key: list[int]) -> int:
     return int(words[2])
 
 
-class _Numbered:
-    """Wraps a sampler; its indices have their place in its order."""
+class _KeyedSampler:
+    """Wraps a sampler; its indices have keys of their positions."""
 
     def __init__(self, sampler, seed: list[int]):
         self.sampler = sampler
@@ -135,7 +135,7 @@ class _Numbered:
             # The 1 distinguishes it from a step's key: SeedSequence ignores trailing zeros.
             key = (*self._seed, self._epoch, self._position, 1)
             self._position += 1
-            yield _Index(index, key)
+            yield _KeyedIndex(index, key)
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -146,7 +146,7 @@ class _Numbered:
         return getattr(self.sampler, name)
 
 
-class _Index(int):
+class _KeyedIndex(int):
     """An index with its key: seed, rank, epoch, position, 1."""
 
     def __new__(cls, index: int, key: tuple[int, ...]):
@@ -162,7 +162,7 @@ def _seeded_items(dataset, indices: list) -> list:
     """The items of a batch. torch's DataLoader calls it as the data set's `__getitems__`."""
     items = []
     for index in indices:
-        if isinstance(index, _Index):
+        if isinstance(index, _KeyedIndex):
             seed_host([*index.key])
             index = int(index)
         items.append(dataset[index])

@@ -1,4 +1,4 @@
-"""What several hooks ask of mmengine's Runner."""
+"""Queries of mmengine's Runner, shared by hooks."""
 from __future__ import annotations
 
 from collections import Counter

@@ -4,7 +4,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..registry import lacks
+from ..registry import is_missing
 from .affine import Affine, statistic_of
 from .examples import is_removable
 from .joint import JointFold
@@ -13,7 +13,7 @@ from .plan import FoldPlan, call_obstacle
 from .report import Fold
 
 _LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
-if not lacks('mmengine', 'mmcv'):
+if not is_missing('mmengine', 'mmcv'):
     from mmcv.cnn.bricks import wrappers
     _LAYERS += (wrappers.Linear.forward, wrappers.Conv2d.forward, wrappers.Conv3d.forward)
 

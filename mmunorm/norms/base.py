@@ -27,7 +27,7 @@ class Norm(nn.Module):
 
     def __init__(self, num_features: int):
         super().__init__()
-        self.num_features = check_count('num_features', num_features, least=1)
+        self.num_features = check_count('num_features', num_features, minimum=1)
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
         """Normalizes `x`; returns the same shape and dtype.
@@ -86,10 +86,10 @@ def call_norm(norm: nn.Module, x: Tensor, pad_mask: Tensor | None) -> Tensor:
     return norm(x, pad_mask) if pad_mask is not None and isinstance(norm, Norm) else norm(x)
 
 
-def check_count(name: str, value: int, least: int) -> int:
-    """Returns `value` if it is an int of at least `least`; else a ValueError that names the argument."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f'{name} must be an int of at least {least}, got {value!r}')
+def check_count(name: str, value: int, minimum: int) -> int:
+    """Returns `value` if it is an int of at least `minimum`; else a ValueError that names the argument."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise ValueError(f'{name} must be an int of at least {minimum}, got {value!r}')
     return value
 
 

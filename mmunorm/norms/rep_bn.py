@@ -46,7 +46,7 @@ class PRepBN(RepBN):
 
     def __init__(self, num_features: int, steps: int, alpha: float = 0.9, eps: float = 1e-5):
         super().__init__(num_features, alpha=alpha, eps=eps)
-        self.steps = check_count('steps', steps, least=1)
+        self.steps = check_count('steps', steps, minimum=1)
         self.ln_weight = nn.Parameter(torch.ones(num_features))
         self.ln_bias = nn.Parameter(torch.zeros(num_features))
         # Whether lambda is known to be 0: a training step must not wait for the device.

@@ -180,7 +180,7 @@ def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
     new = MODELS.build(dict(cfg, num_features=old.normalized_shape[0]))
     if is_channels_first(old):
         new = for_maps(new)
-    # A LayerNorm without scale and shift has no device or dtype of its own: then the model's.
+    # A LayerNorm without scale and shift has no device or dtype: then the model's.
     reference = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
     if reference is not None:
         new.to(reference)

@@ -227,5 +227,5 @@ def check_window(window: int | Sequence[int]) -> tuple[int, int]:
     pair = (window, window) if isinstance(window, int) else window
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise ValueError(f'window must be an int or a pair (forward, backward) of ints, got {window!r}')
-    forward, backward = (check_count('window', size, least=1) for size in pair)
+    forward, backward = (check_count('window', size, minimum=1) for size in pair)
     return forward, backward

@@ -6,7 +6,7 @@ classifiers do not need it.
 """
 import torch
 
-_HOW_TO_GET = (
+_INSTALL_HINT = (
     'To get it, build mmcv where this torch is installed, with a C++ compiler (for GPU tensors also the '
     'CUDA toolkit). Unpack the source archive of your mmcv distribution (`pip download --no-deps '
     '--no-binary :all: onedl-mmcv`) and run `pip install --no-build-isolation .` in it. For torch 2.14 and '
@@ -106,7 +106,7 @@ def __getattr__(name):
 def _refuse(name):
     raise NotImplementedError(
         f"{name} is one of mmcv's compiled operators, and this mmcv was installed without them; mmunorm replaces only "
-        f"nms and roi_align (pool_mode='avg'). {_HOW_TO_GET}")
+        f"nms and roi_align (pool_mode='avg'). {_INSTALL_HINT}")
 
 
 def _check_rois(input, rois, aligned):

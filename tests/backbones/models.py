@@ -1,4 +1,4 @@
-"""What the tests of several backbones share."""
+"""Shared by tests of backbones."""
 import torch
 from torch import nn
 

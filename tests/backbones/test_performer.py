@@ -61,7 +61,7 @@ def test_many_random_features_approach_softmax_attention():
     q, k, v = torch.randn(3, 8, 12, 16)
     q, k = nn.functional.normalize(q, dim=-1), nn.functional.normalize(k, dim=-1)
     expected = (q @ k.transpose(1, 2)).softmax(-1) @ v
-    # What attention adds to a plain mean over the tokens.
+    # The difference of attention from a plain mean over the tokens.
     added = (expected - v.mean(dim=1, keepdim=True)).norm()
 
     def error(num_features):
@@ -104,7 +104,7 @@ def test_random_directions_are_orthogonal_reproducible_saved_and_not_trained():
 
 
 @pytest.mark.parametrize('dtype', [pytest.param(torch.float16, marks=needs_float16_autocast), torch.bfloat16])
-def test_half_precision_loses_nothing_but_the_rounding_of_its_inputs(dtype):
+def test_half_precision_only_rounds_the_inputs(dtype):
     q, k, v = torch.randn(3, 2, 40, 64).to(dtype)
     w = PerformerAttention(64, 64).w
     expected = performer_attention(q.float(), k.float(), v.float(), w).to(dtype)

@@ -1,4 +1,4 @@
-"""What all backbones share: arguments, registry and autocast."""
+"""Shared by all backbones: arguments, registry and autocast."""
 import copy
 
 import pytest

@@ -33,7 +33,7 @@ def test_every_norm_of_swin_tiny_has_the_type(arguments, norm_type, number):
     assert count(model, norm_type) == count(model, (UN, nn.LayerNorm)) == number
 
 
-def test_a_norm_named_for_a_part_wins():
+def test_the_norm_of_a_part_overrides():
     ln = dict(norm_cfg=dict(type='LN'))
     stages = [dict(block_cfgs=[ln, dict(ffn_ratio=2.)]), dict(downsample_cfg=ln), {}, dict(block_cfgs=ln)]
     model = UNSwinTransformer(**SMALL, patch_cfg=ln, stage_cfgs=stages)
@@ -128,13 +128,13 @@ def test_norm_eval_reaches_norms_of_every_type():
     assert model.stages[0].blocks[0].training
 
 
-def test_frozen_stages_rest_and_the_others_learn():
+def test_frozen_stages_do_not_change():
     model = UNSwinTransformer(**SMALL, out_indices=ALL_STAGES, frozen_stages=1)
 
     def is_frozen(name):
         return name.startswith(('patch_embed.', 'stages.0.', 'stages.1.', 'norm0.', 'norm1.'))
 
-    # From the start, because DDP looks at this before the first call of train().
+    # From the start, because DDP reads requires_grad before the first call of train().
     assert all(parameter.requires_grad != is_frozen(name) for name, parameter in model.named_parameters())
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_frozen_stages_rest_and_the_others_learn():
 
 
 @pytest.mark.parametrize('size', [(33, 47), (5, 90)])
-def test_odd_sizes_give_one_map_per_level(size):
+def test_odd_sizes_have_one_map_per_level(size):
     model = UNSwinTransformer(**SMALL, out_indices=ALL_STAGES)
     height, width = size
     for stage, output in enumerate(train_step(model, torch.randn(2, 3, height, width))):

@@ -29,7 +29,7 @@ def test_t2t_vit_14_has_33_norms_of_the_asked_type(norm_type, norm_class, use_pe
 
 
 def test_parameter_count_of_t2t_vit_14():
-    """arXiv 2101.11986 gives 21.5 M."""
+    """21.5 M in arXiv 2101.11986."""
     backbone = MMPRETRAIN_MODELS.build(dict(type='UNT2TViT'))
     head = MMPRETRAIN_MODELS.build(dict(type='VisionTransformerClsHead', num_classes=1000, in_channels=384))
     parameters = [p for model in (backbone, head) for p in model.parameters()]
@@ -74,7 +74,7 @@ def test_attention_is_softmax_of_scaled_products(qk_scale, as_list):
         torch.testing.assert_close(attention(x), expected)
 
 
-def test_a_norm_named_for_a_part_wins():
+def test_the_norm_of_a_part_overrides():
     layer_cfgs = [dict(num_heads=2), dict(num_heads=2, norm_cfg=dict(type='LN'))]
     model = UNT2TViT(**{**SMALL, 'layer_cfgs': layer_cfgs})
     assert count(model.encoder[0], UN) == count(model.encoder[1], nn.LayerNorm) == 2

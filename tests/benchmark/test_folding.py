@@ -84,7 +84,7 @@ def gpu_error():
 
 
 @pytest.mark.parametrize('fail', [lambda: torch.empty(1 << 60, dtype=torch.uint8), gpu_error])
-def test_what_does_not_fit_in_memory_is_dropped_and_the_rest_goes_on(fail):
+def test_runs_out_of_memory_are_dropped(fail):
     calls = []
 
     def grow():

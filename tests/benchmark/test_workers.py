@@ -1,4 +1,4 @@
-"""Runners in processes of their own."""
+"""Runners in separate processes."""
 import os
 import signal
 import time
@@ -20,7 +20,7 @@ META = dict(task='classifier', classes=['a', 'b'], shape=[2, 3, None, None], div
 
 
 class Sum(nn.Module):
-    """Says how many threads it has, and ends its process at an image of -1."""
+    """Returns its number of threads, and ends its process at an image of -1."""
 
     def forward(self, images):
         if images.min() == -2:
@@ -53,15 +53,15 @@ def test_a_worker_is_the_runner(pickled):
         assert 0 < worker.seconds(images) < 60
         with pytest.raises(MemoryError, match='too large'):
             worker(images - 3)
-        assert worker(images)['scores'][0, 0] == 48  # it goes on
+        assert worker(images)['scores'][0, 0] == 48  # it continues
         with pytest.raises(PreflightError, match='has ended'):
             worker(images - 2)
     finally:
         worker.close()
 
 
-def test_ctrl_c_leaves_a_worker_to_the_process_that_started_it(pickled):
-    """A terminal sends it to all; the tool prints its line, and closes its workers."""
+def test_ctrl_c_does_not_end_a_worker(pickled):
+    """A terminal sends it to all processes; the tool prints a line and closes its workers."""
     path, images = pickled
     worker = Worker(partial(Torch().open, path, 1))
     try:
@@ -74,7 +74,7 @@ def test_ctrl_c_leaves_a_worker_to_the_process_that_started_it(pickled):
         worker.close()
 
 
-def test_what_does_not_open(tmp_path):
+def test_files_that_do_not_open(tmp_path):
     with pytest.raises(PreflightError, match='there is no exported model'):
         Worker(partial(FORMATS['onnx'].open, tmp_path / 'none.onnx'))
 

@@ -1,4 +1,4 @@
-"""Annotation files that mmdet takes silently, or fails at after the training."""
+"""Annotation files that mmdet accepts silently, or fails on after the training."""
 import codecs
 import copy
 import dataclasses
@@ -73,7 +73,7 @@ def class_less(data):
     data['annotations'] = [one for one in data['annotations'] if one['category_id'] != 1]
 
 
-@pytest.mark.parametrize('change, said', [
+@pytest.mark.parametrize('change, error', [
     (lambda data: data['categories'].reverse(),
      "in the order 'cow', 'dog', 'cat', and metainfo.classes of the config in the order 'cat', 'dog', 'cow', from "
      'label 0 on; mmdet numbers labels in the order of the file: write both in one order'),
@@ -116,21 +116,21 @@ def class_less(data):
     (every(segmentation=dict(counts=[1200], size=[30, 40])), '12 with a segmentation that is empty or outside of'),
     (every(segmentation=[[100, 100, 120, 100, 120, 120]]), 'with a segmentation that is empty or outside of'),
 ])
-def test_what_cannot_be_used_is_one_line(change, said, write, tmp_path):
+def test_invalid_annotations_are_one_line(change, error, write, tmp_path):
     path = write(change)
-    with pytest.raises(PreflightError, match=f'^the annotation file {path} cannot be used: .*{said}.*\\.$') as caught:
+    with pytest.raises(PreflightError, match=f'^the annotation file {path} cannot be used: .*{error}.*\\.$') as caught:
         check_annotations(path, [Use(CLASSES, str(tmp_path), masks=True)])
     assert '\n' not in str(caught.value)
 
 
-@pytest.mark.parametrize('damage, said', [
+@pytest.mark.parametrize('damage, message', [
     (lambda text: text[:500], 'JSONDecodeError: '), (lambda text: b'[]', 'it is no JSON object'),
     (lambda text: codecs.BOM_UTF8 + text, 'JSONDecodeError: Unexpected UTF-8 BOM'),
     (lambda text: b'{"\xff": 1}', 'UnicodeDecodeError')])
-def test_a_damaged_file_is_named(damage, said, write):
+def test_a_damaged_file_is_named(damage, message, write):
     path = Path(write())
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(PreflightError, match=f'^the annotation file {path} cannot be used: {said}') as caught:
+    with pytest.raises(PreflightError, match=f'^the annotation file {path} cannot be used: {message}') as caught:
         check_annotations(str(path), [Use(CLASSES)])
     assert '\n' not in str(caught.value)
 
@@ -152,7 +152,7 @@ def test_a_damaged_file_is_named(damage, said, write):
     (first('annotations', segmentation=dict(size=[30, 40], counts='k4?Yg0')), Use(CLASSES, masks=True)),
     (every(segmentation=[[5, 5, 9, 9, 5]]), Use(CLASSES)),  # boxes alone are read
 ])
-def test_what_is_harmless(change, use, write):
+def test_valid_annotations(change, use, write):
     assert check_annotations(write(change), [use]) == []
 
 
@@ -160,7 +160,7 @@ def test_what_is_harmless(change, use, write):
     first('annotations', bbox=[50, 5, 9, 9]), first('annotations', bbox=[5, -9, 9, 9]),
     first('annotations', bbox=[5, 5, -7, 9]), first('annotations', bbox=[5, 5, 0.5, 9]), first('annotations', area=0),
     first('annotations', image_id=7), first('annotations', category_id=7), first('annotations', category_id='1')])
-def test_objects_that_mmdet_leaves_out_are_counted(change, write):
+def test_objects_that_mmdet_drops_are_counted(change, write):
     path = write(change)
     warning, = check_annotations(path, [Use(CLASSES)])
     assert warning.startswith(f'{path}: 1 of 12 objects are left out: 1 ') and 'the first is annotation 1.' in warning
@@ -224,7 +224,7 @@ def evaluated(path, kinds):
     without('annotations', 'iscrowd'), without('annotations', 'area'), without('annotations', 'id'), every(id=1),
     lambda data: [one.update(id=i) for i, one in enumerate(data['annotations'])]])
 @pytest.mark.usefixtures('in_a_folder')
-def test_what_a_file_lacks_is_filled_in(change, write):
+def test_missing_keys_are_completed(change, write):
     MMLogger.get_instance('mmengine')
     infos, scores = evaluated(write(), ['bbox', 'segm'])
     assert 0.3 < scores['bbox_mAP'] < 0.9

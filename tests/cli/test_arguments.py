@@ -10,9 +10,9 @@ from mmunorm.cli.arguments import (
     add_device_argument,
     add_runner_arguments,
     command,
+    fraction,
     load_config,
     prepare,
-    share,
     threads,
 )
 from mmunorm.utils import Interrupted, LocalError, PreflightError
@@ -42,7 +42,7 @@ def test_arguments_keep_their_stock_names(capsys):
     assert "takes KEY=VALUE pairs, got 'b'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('add, arguments, said', [
+@pytest.mark.parametrize('add, arguments, message', [
     (add_config_arguments, ['--cfg-options', '=1'], "takes KEY=VALUE pairs, got '=1'"),
     (add_config_arguments, ['--cfg-options', 'a=[1,(2]'], 'Imbalanced brackets'),
     (add_config_arguments, ['--cfg-options', 'a=[dict(b=1,c=2)]'], 'takes no dict as a value'),
@@ -51,16 +51,16 @@ def test_arguments_keep_their_stock_names(capsys):
     (add_device_argument, ['--device', 'gpu'], "must be such as cpu or cuda:0, got 'gpu'"),
     (add_device_argument, ['--device', 'cuda:77'], "must be such as cpu or cuda:0, got 'cuda:77'"),
     (lambda parser: parser.add_argument('--a', type=threads), ['--a', '100000'], 'must be from 1 to 1024, got 100000'),
-    (lambda parser: parser.add_argument('--a', type=share), ['--a', '1.5'], 'must be from 0 to 1, got 1.5'),
-    (lambda parser: parser.add_argument('--a', type=share), ['--a', 'nan'], 'must be from 0 to 1, got nan'),
+    (lambda parser: parser.add_argument('--a', type=fraction), ['--a', '1.5'], 'must be from 0 to 1, got 1.5'),
+    (lambda parser: parser.add_argument('--a', type=fraction), ['--a', 'nan'], 'must be from 0 to 1, got nan'),
 ])
-def test_wrong_values_are_refused(add, arguments, said, capsys):
+def test_wrong_values_are_refused(add, arguments, message, capsys):
     with pytest.raises(SystemExit):
         parse(add, *arguments)
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('text, said', [
+@pytest.mark.parametrize('text, message', [
     (None, 'there is no config file'),
     ('a = (', 'syntax'),
     ('a = 1\nb = unknown\n', r"NameError: name 'unknown' is not defined \(.*a\.py, line 2\)"),
@@ -71,11 +71,11 @@ def test_wrong_values_are_refused(add, arguments, said, capsys):
     ("model = dict(norm_cfg='LN')\n", r"model\.norm_cfg='LN': must be a dict"),
     ("model = dict(norm_cfg=dict(type='UNX'))\n", r"model\.norm_cfg: there is no norm 'UNX'"),
 ])
-def test_a_bad_config_is_one_line(tmp_path, text, said):
+def test_a_bad_config_is_one_line(tmp_path, text, message):
     path = tmp_path / 'a.py'
     if text is not None:
         path.write_text(text)
-    with pytest.raises(PreflightError, match=f'(?i){said}') as caught:
+    with pytest.raises(PreflightError, match=f'(?i){message}') as caught:
         load_config(str(path))
     assert '\n' not in str(caught.value) and 'a.py' in str(caught.value) or 'norm_cfg' in str(caught.value)
 
@@ -125,7 +125,7 @@ def test_pretrained_option_sets_the_backbone(tmp_path):
     assert load_config(path).model.backbone.init_cfg.checkpoint == 'a.pth'
     init_cfg = load_config(path, {'pretrained': 'b.pth'}).model.backbone.init_cfg
     assert init_cfg == dict(type='Pretrained', checkpoint='b.pth', prefix='backbone.')
-    # The backbone's own initialization, whatever its class.
+    # The backbone's own initialization, for any class.
     assert 'init_cfg' not in load_config(path, {'pretrained': None}).model.backbone
     child = write(tmp_path, f"_base_ = ['./{Path(path).name}']\npretrained = 'c.pth'\n", 'child.py')
     assert load_config(child).model.backbone.init_cfg.checkpoint == 'c.pth'
@@ -148,7 +148,7 @@ def test_work_dir_comes_from_the_argument_the_config_or_the_name():
     assert prepared(Config(dict(work_dir=None))).work_dir == 'work_dirs/name'
 
 
-def test_dataloaders_get_what_the_stock_classification_tool_gives_them():
+def test_dataloader_defaults_of_the_stock_tools():
     def loader(scope, **settings):
         return prepared(Config(dict(default_scope=scope, test_dataloader=settings))).test_dataloader
 
@@ -196,7 +196,7 @@ def test_verbose_shows_where_an_error_was_raised(tmp_path, capsys):
         assert bool(above) == shown == any('in main' in line for line in above)
 
 
-def test_a_tool_takes_denormal_numbers_for_zero():
+def test_a_tool_flushes_denormal_numbers():
     def denormal(argv):
         return (torch.tensor([1e-30]) * 1e-10).item()
 

@@ -37,7 +37,7 @@ def error(cfg, *splits):
     return message
 
 
-@pytest.mark.parametrize('train, val, classes, said', [
+@pytest.mark.parametrize('train, val, classes, expected', [
     (('bolt', 'nut'), ('bolt', ), None, "the folders of data/val lack 'nut' of the folders of data/train"),
     (('bolt', ), ('bolt', 'nut'), None, "the folders of data/val have 'nut', and the folders of data/train have not"),
     (('bolt', 'nut'), None, ('nut', 'bolt'),
@@ -52,9 +52,9 @@ def error(cfg, *splits):
     (('bolt', '.ipynb_checkpoints'), None, None, 'data/train has the hidden folder .ipynb_checkpoints, which counts'),
     (('car', ), None, 'car', "classes='car' is neither a list of names nor a file of them; a single class is written "
                              "('car', ), with a comma")])
-def test_class_folders_of_other_names(train, val, classes, said, folders):
+def test_class_folders_of_other_names(train, val, classes, expected, folders):
     folders(train, val)
-    assert said in error(config(classes))
+    assert expected in error(config(classes))
 
 
 @pytest.mark.parametrize('names, settings', [
@@ -83,7 +83,7 @@ def test_folders_whose_numbers_are_sorted_as_text_are_warned_of(folders, capsys)
         capsys.readouterr().err)
 
 
-def test_a_data_set_with_classes_of_its_own_type(folders, tmp_path):
+def test_a_data_set_whose_type_has_classes(folders, tmp_path):
     folders(('bolt', 'nut'))
     assert 'data/train has 2 class folders, and the classes of train_dataloader, those of its type, are 1000' in error(
         config(kind='ImageNet'))
@@ -100,8 +100,8 @@ def test_a_classifier_has_the_classes_of_its_data(folders, tmp_path):
     folders(('bolt', 'nut'))
     for classes in (None, ('bolt', 'nut')):
         check_classes(config(classes, head=2), ['train', 'val'])
-        assert "model.head.num_classes is 1000, and the " in (said := error(config(classes, head=1000)))
-        assert said.endswith("are 2: 'bolt', 'nut'; set model.head.num_classes=2.")
+        assert "model.head.num_classes is 1000, and the " in (expected := error(config(classes, head=1000)))
+        assert expected.endswith("are 2: 'bolt', 'nut'; set model.head.num_classes=2.")
     mixed = config(head=2)
     mixed.model.train_cfg, mixed.data_preprocessor = dict(augments=dict(type='Mixup')), dict(num_classes=1000)
     assert error(mixed).startswith('data_preprocessor.num_classes is 1000')

@@ -1,4 +1,4 @@
-"""What is checked before a run: files, annotations, evaluators, and the weights to start from."""
+"""Checks before a run: files, annotations, evaluators and initial weights."""
 import json
 from pathlib import Path
 
@@ -31,15 +31,15 @@ def evaluated(**metric):
     return config(val_evaluator=dict(type='CocoMetric', **metric))
 
 
-def check(cfg, said=''):
-    """Checks train and val; `said` is a part of the error, '' for none."""
-    if not said:
+def check(cfg, expected=''):
+    """Checks train and val; `expected` is a part of the error, '' for none."""
+    if not expected:
         check_data(cfg, ['train', 'val'])
         return ''
     with pytest.raises(PreflightError) as caught:
         check_data(cfg, ['train', 'val'])
     message = str(caught.value)
-    assert said in message and '\n' not in message
+    assert expected in message and '\n' not in message
     return message
 
 
@@ -61,7 +61,7 @@ def wrapped(dataset):
     return dict(type='ConcatDataset', datasets=[dict(type='RepeatDataset', times=2, dataset=dataset)])
 
 
-@pytest.mark.parametrize(('cfg', 'said'), [
+@pytest.mark.parametrize(('cfg', 'expected'), [
     (config(coco()), ''), (config(wrapped(coco())), ''),
     (config(coco('data/coco')), 'https://cocodataset.org'),
     (config(coco('data/coco')), 'no file data/coco/annotations/instances_train2017.json'),
@@ -84,8 +84,8 @@ def wrapped(dataset):
     (config(coco(metainfo=dict(classes=['person', 'dog']))), ''),
     (config(coco(metainfo=dict(classes=['dog', 'person']))), "in the order 'person', 'dog', and metainfo.classes"),
 ])
-def test_files_and_arguments(cfg, said):
-    check(cfg, said)
+def test_files_and_arguments(cfg, expected):
+    check(cfg, expected)
 
 
 def test_an_annotation_file_without_objects():
@@ -171,8 +171,8 @@ def test_pretrained(part, more):
     path = Path('work_dirs/swin_un/epoch_3.pth')
     cfg = Config(dict(model={part: dict(init_cfg=dict(type='Pretrained', checkpoint=str(path)))}))
 
-    def refused(said, config_path='configs/detector.py'):
-        with pytest.raises(PreflightError, match=said) as caught:
+    def refused(expected, config_path='configs/detector.py'):
+        with pytest.raises(PreflightError, match=expected) as caught:
             check_pretrained(cfg, config_path)
         return str(caught.value)
 

@@ -1,4 +1,4 @@
-"""`--resume`: what it finds, and what it makes of the config."""
+"""`--resume`: the checkpoint that it finds, and its changes of the config."""
 import os
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def found(work_dir, named=None):
 def test_resumable(tmp_path):
     assert find_resumable(tmp_path / 'nowhere') == (None, [])
     save(tmp_path, 'last_good', 'best_accuracy_epoch_3')
-    assert find_resumable(tmp_path) == (None, [])  # neither is a place to go on from
+    assert find_resumable(tmp_path) == (None, [])  # neither can be resumed
     (tmp_path / 'last_checkpoint').write_text('s3://bucket/epoch_1.pth')
     assert find_resumable(tmp_path) == ('s3://bucket/epoch_1.pth', [])
 
@@ -38,7 +38,7 @@ def test_resumable_of_another_folder(tmp_path):
     """CheckpointHook's `out_dir`, of which only `last_checkpoint` knows."""
     work_dir, other = save(tmp_path / 'w'), save(tmp_path / 'other', 'iter_5', 'iter_10')
     assert found(work_dir, other / 'iter_5.pth') == ('other/iter_10.pth', [])
-    # A work directory that has some of its own looks nowhere else but at the one that is named.
+    # With checkpoints of its own, only the named one is considered elsewhere.
     save(work_dir, 'iter_3')
     assert found(work_dir, other / 'iter_5.pth') == ('other/iter_5.pth', [])
 
@@ -50,14 +50,14 @@ def test_resumable_after_a_copy(tmp_path):
     (work_dir / 'epoch_36.pth').write_bytes(b'PK')
     os.utime(work_dir / 'epoch_36.pth', (100, 100))
     assert found(work_dir) == ('a/epoch_35.pth', ['epoch_36'])
-    # A fork goes its own way, and so does a folder that was renamed.
+    # A fork is independent, and so is a renamed folder.
     fork = save(tmp_path / 'b', 'epoch_1')
     assert found(fork, work_dir / 'epoch_1.pth') == ('b/epoch_1.pth', [])
     assert found(fork, tmp_path / 'gone/epoch_1.pth') == ('b/epoch_1.pth', [])
     assert found(fork, tmp_path / 'gone/epoch_7.pth') == ('b/epoch_1.pth', [])
 
 
-def test_resumable_beside_the_one_that_is_named(tmp_path):
+def test_resumable_next_to_the_named_one(tmp_path):
     work_dir = save(tmp_path / 'w', 'epoch_9', 'epoch_1', 'epoch_2', 'epoch_3')
     assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_3.pth', [])
     assert found(work_dir, work_dir / 'epoch_3.pth') == ('w/epoch_3.pth', [])
@@ -68,7 +68,7 @@ def test_resumable_beside_the_one_that_is_named(tmp_path):
     for size in (0, 100, len(whole) // 2, len(whole) - 1):
         (work_dir / 'epoch_3.pth').write_bytes(whole[:size])
         assert found(work_dir, '') == ('w/epoch_2.pth', ['epoch_3'])
-    # A folder's end nobody can see: only its name in `last_checkpoint` says that it is whole.
+    # Only its name in `last_checkpoint` shows that a folder is whole.
     (work_dir / 'epoch_4.pth').mkdir()
     assert found(work_dir, work_dir / 'epoch_2.pth') == ('w/epoch_2.pth', ['epoch_3'])
     assert found(work_dir, work_dir / 'epoch_4.pth') == ('w/epoch_4.pth', [])
@@ -80,12 +80,12 @@ def config(tmp_path, **others):
 
 
 def test_a_run_from_the_start_keeps_its_pretrained_weights_and_a_continued_one_does_not_need_them(tmp_path, capsys):
-    for folder, resume, said in (('', None, ''), ('new', 'auto', ''), ('', 'auto', 'to resume from: the run starts')):
+    for folder, resume, note in (('', None, ''), ('new', 'auto', ''), ('', 'auto', 'to resume from: the run starts')):
         cfg = config(tmp_path / folder)
         set_resume(cfg, resume)
         assert cfg.model.backbone.init_cfg.checkpoint == 'missing.pth' and not cfg.get('resume')
         warning = capsys.readouterr().err
-        assert said in warning and bool(said) == bool(warning)
+        assert note in warning and bool(note) == bool(warning)
     checkpoint = str(tmp_path / 'epoch_1.pth')
     torch.save({}, checkpoint)
     with pytest.raises(PreflightError, match=f'cannot be resumed: .*--cfg-options load_from={checkpoint}'):
@@ -102,7 +102,7 @@ def test_a_run_from_the_start_keeps_its_pretrained_weights_and_a_continued_one_d
 
 
 @pytest.mark.parametrize('pointer', ['epoch_1.pth', 'epoch_9.pth'])
-def test_mmengine_does_not_take_what_was_refused(tmp_path, pointer, capsys):
+def test_mmengine_does_not_resume_a_refused_checkpoint(tmp_path, pointer, capsys):
     """It reads `last_checkpoint` itself where a run resumes from nothing in particular."""
     (tmp_path / 'epoch_1.pth').write_bytes(b'PK half a file')
     (tmp_path / 'last_checkpoint').write_text(str(tmp_path / pointer))
@@ -113,7 +113,7 @@ def test_mmengine_does_not_take_what_was_refused(tmp_path, pointer, capsys):
     assert (cfg.resume, cfg.load_from) == (False, str(tmp_path / 'start.pth'))
 
 
-def test_a_config_without_a_seed_takes_the_checkpoints(tmp_path):
+def test_a_config_without_a_seed_uses_the_checkpoints(tmp_path):
     checkpoint = str(tmp_path / 'epoch_1.pth')
     torch.save(dict(meta=dict(seed=17, iter=1), state_dict={}), checkpoint)
     for randomness, seed in ((None, 17), (dict(seed=None, deterministic=True), 17), (dict(seed=0), 0)):

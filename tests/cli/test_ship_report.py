@@ -1,4 +1,4 @@
-"""What the chain says of a measurement."""
+"""The sentences of ship.py on a measurement."""
 from pathlib import Path
 
 import pytest
@@ -6,13 +6,13 @@ import pytest
 from mmunorm.cli.ship_report import Outcome
 
 
-@pytest.mark.parametrize(('control', 'said'), [
+@pytest.mark.parametrize(('control', 'message'), [
     (None, '1.23x faster than LayerNorm'), (1.1, '1.23x faster than LayerNorm'), (1.28, 'no difference'),
     (1 / 1.28, 'no difference')])
-def test_a_speed_up_that_is_smaller_than_that_of_one_file_in_two_processes(control, said):
+def test_a_speed_up_that_is_smaller_than_that_of_one_file_in_two_processes(control, message):
     result = dict(control=control and dict(ratio=dict(value=control)))
     outcome = Outcome(4, Path('model.tflite'), 'litert', '', {}, result, {})
-    assert outcome.speed(dict(to_baseline=dict(value=1.23, low=1.05, high=1.48))).startswith(said)
+    assert outcome.speed(dict(to_baseline=dict(value=1.23, low=1.05, high=1.48))).startswith(message)
     assert outcome.speed({}) == ''
 
 
@@ -28,7 +28,7 @@ def outcome_of(models, metrics, left):
     return Outcome(0, Path('model.onnx'), 'onnx', 'use it', metrics, result, left)
 
 
-def test_a_chain_without_training_says_what_is_left():
+def test_a_chain_without_training():
     names = [f'norm{number}' for number in range(32)]
     outcome = outcome_of({'ln': None, 'ln (exact)': 1.5}, dict(exact={'accuracy/top1': 80.}), {
         'LayerNorm': (names, []), 'exact': (names[29:], names[:29])})
@@ -38,7 +38,7 @@ def test_a_chain_without_training_says_what_is_left():
         '29 of 32 norms: a scale of each token; norms left: 3 (norm29, norm30, norm31), 2.0 MB', 'use it']
 
 
-def test_a_conversion_stands_beside_the_exact_fold():
+def test_a_conversion_and_the_exact_fold():
     top1 = {'accuracy/top1': 80.}
     outcome = outcome_of({'ln': None, 'ln (exact)': 1.5, 'un': 1.6}, dict(LayerNorm=top1, converted=top1), {
         'LayerNorm': (['a', 'b'], []), 'exact': ([], ['a', 'b']), 'UN': ([], [])})

@@ -33,7 +33,7 @@ def test_pytorch_launcher_without_torchrun(monkeypatch):
         training.build_runner(Config(dict(launcher='pytorch')))
 
 
-def test_training_has_its_hooks_once_whatever_the_config_lists():
+def test_training_has_its_hooks_once():
     added = [dict(type='OfflineNormHook'), dict(type='RepeatableHook')]
     for listed, new in ((None, added), ([], added), ([dict(type='EMAHook')], added),
                         ([dict(type='OfflineNormHook', priority='LOW')], added[1:]),
@@ -44,15 +44,15 @@ def test_training_has_its_hooks_once_whatever_the_config_lists():
         assert cfg.custom_hooks == [*(listed or []), *new]
 
 
-@pytest.mark.parametrize(('warm_up', 'said'), [
+@pytest.mark.parametrize(('warm_up', 'message'), [
     (dict(by_epoch=False, end=50), ''), (dict(by_epoch=False, end=1000, start_factor=1.), ''),
     (dict(by_epoch=False, end=1000), 'takes 1000 steps, and the run 100: set param_scheduler.0.end, for example to 10'),
     (dict(end=3), 'takes 3 epochs, and the run 4: set param_scheduler.0.end, for example to 1')])
-def test_a_schedule_that_is_longer_than_the_run(warm_up, said, capsys):
+def test_a_schedule_that_is_longer_than_the_run(warm_up, message, capsys):
     schedule = [dict(type='LinearLR', **warm_up), dict(type='CosineAnnealingLR', begin=3)]
     runner = SimpleNamespace(cfg=Config(dict(param_scheduler=schedule)), max_epochs=4, max_iters=100)
     training.check_schedule(runner)
-    assert capsys.readouterr().err.endswith(f'{said}.\n' if said else '')
+    assert capsys.readouterr().err.endswith(f'{message}.\n' if message else '')
     runner.max_epochs = 3
     with pytest.raises(PreflightError, match=r'param_scheduler\.1\.begin=3: this CosineAnnealingLR .* 3 epochs'):
         training.check_schedule(runner)
@@ -87,7 +87,7 @@ def test_one_checkpoint_is_always_whole(asked, kept, capsys):
     training.keep_two_checkpoints(Config(dict(a=1)))
 
 
-def test_what_tta_cannot_do():
+def test_tta_errors():
     cfg = Config(dict(default_scope='mmdet', model=dict(roi_head=dict(mask_head=dict(type='FCNMaskHead')))))
     with pytest.raises(PreflightError, match='DetTTAModel merges boxes, and this model has a mask head'):
         training.enable_tta(cfg)

@@ -18,7 +18,7 @@ def test_parse_preset(text, name, norm_cfg):
     assert parse_preset(text) == (name, norm_cfg)
 
 
-def test_what_parse_preset_refuses():
+def test_parse_preset_errors():
     for text, message in (('GN', 'one of LN, BN'), ('a=UN,window', 'NAME=TYPE'), ('a=UN,=4', 'NAME=TYPE'),
                           ('=UN', 'NAME=TYPE')):
         with pytest.raises(PreflightError, match=message):
@@ -51,7 +51,7 @@ def test_every_norm_gets_the_arguments_that_go_with_the_recipe(norm_cfg, complet
     assert backbone.stage_cfgs[1].block_cfgs.norm_cfg == complete
 
 
-def test_what_cannot_be_set(tmp_path):
+def test_set_norm_errors(tmp_path):
     with pytest.raises(PreflightError, match="'GONE'"):
         set_norm(config(tmp_path), dict(type='GONE'))
     with pytest.raises(PreflightError, match='no model.backbone to put'):
@@ -113,12 +113,12 @@ def test_means_are_kept_where_the_weights_bring_some(norm, tmp_path):
     assert centered(pretrained=None) is True
     assert centered(pretrained=None, load_from=means) == 'frozen'
     assert centered(pretrained=means, load_from=none) is True
-    # What cannot be seen is taken for weights of this norm: a run may be resumed or tested without them.
+    # Missing weights count as weights of this norm: a run may be resumed or tested without them.
     assert centered() == centered(pretrained='gone.pth') == centered(pretrained='https://a.org/b.pth') == 'frozen'
     assert centered(pretrained=none, load_from=means, resume=True) is True
 
 
-def test_who_names_a_form_gets_it(tmp_path):
+def test_a_named_form_is_kept(tmp_path):
     config(tmp_path, "dict(type='UN', centered=True)")
     path = str(tmp_path / 'swin_un_detector.py')
     assert load_config(path).model.backbone.norm_cfg.centered is True
@@ -145,9 +145,9 @@ def test_norms(scope):
     for norm_cfg in (dict(type='LN'), dict(type='BN', requires_grad=True),
                      dict(type='UN', window=(2, 3), requires_grad=True)):
         check_norms(cfg(**norm_cfg))
-    for norm_cfg, said in ((dict(type='UNX'), "no norm 'UNX'; did you mean UN\\?.*UN, UN2d"),
+    for norm_cfg, expected in ((dict(type='UNX'), "no norm 'UNX'; did you mean UN\\?.*UN, UN2d"),
                            (dict(type='UN', window=0), 'window must be .* got 0'),
                            (dict(type='UN', windw=4), 'windw: UN has no .*block_norm_cfg.window'),
                            (dict(window=4), 'must be a dict that names its type')):
-        with pytest.raises(PreflightError, match=rf'^model\.stages\.0\.block_norm_cfg.*{said}'):
+        with pytest.raises(PreflightError, match=rf'^model\.stages\.0\.block_norm_cfg.*{expected}'):
             check_norms(cfg(**norm_cfg))

@@ -81,15 +81,15 @@ def test_a_file_that_fits_nowhere_is_refused(in_a_folder, tmp_path):
     torch.save(dict(epoch=3), 'empty.pth')
     torch.save(timm_model('swin', img_size=32, num_classes=5, embed_dim=16, depths=(2, 2), num_heads=(2, 4),
                           window_size=4).state_dict(), 'wide.pth')
-    for path, said in (('vit.pth', 'is of another size|its names are unknown, such as cls_token'),
-                       ('other.pth', 'its names are unknown, such as conv1; .*A checkpoint of OpenMMLab'),
-                       ('empty.pth', 'there are no weights in it'),
-                       ('wide.pth', 'is of another size: .* is 16 x 3 x 4 x 4, and 8 x 3 x 4 x 4 in')):
+    for path, error in (('vit.pth', 'is of another size|its names are unknown, such as cls_token'),
+                        ('other.pth', 'its names are unknown, such as conv1; .*A checkpoint of OpenMMLab'),
+                        ('empty.pth', 'there are no weights in it'),
+                        ('wide.pth', 'is of another size: .* is 16 x 3 x 4 x 4, and 8 x 3 x 4 x 4 in')):
         for kind in SWINS:
             cfg = starting_from(path, kind)
-            with pytest.raises(PreflightError, match=f'SwinTransformer cannot start from {path}: .*({said})') as caught:
+            with pytest.raises(PreflightError, match=f'SwinTransformer cannot start from {path}: .*({error})') as info:
                 fit_pretrained(cfg)
-            assert '\n' not in str(caught.value)
+            assert '\n' not in str(info.value)
     assert not (tmp_path / 'w').exists()
 
 

@@ -187,7 +187,7 @@ def test_agreement_of_no_images_or_a_generator_is_an_error(given, message):
         agreement(*pair(Pooled), given)
 
 
-def test_agreement_leaves_models_in_train_mode_as_they_are():
+def test_agreement_keeps_the_mode_of_models():
     model, teacher = pair()
     expected, before = agreement(model.eval(), teacher, images()), copy.deepcopy(model)
     assert agreement(model.train(), teacher.train(), images()) == expected
@@ -285,7 +285,7 @@ def test_steps_that_are_not_finite_are_skipped_and_a_rising_loss_goes_back(monke
     assert all(weight.isfinite().all() for weight in model.parameters())
 
 
-def test_blocks_that_make_the_whole_model_worse_are_taken_back(monkeypatch):
+def test_a_phase_that_lowers_the_score_is_undone(monkeypatch):
     model, teacher = pair()
     expected, relative_error = model.eval()(images()), adaptation._relative_error
     monkeypatch.setattr(adaptation, '_relative_error', lambda x, wanted: relative_error(x, -wanted))
@@ -295,7 +295,7 @@ def test_blocks_that_make_the_whole_model_worse_are_taken_back(monkeypatch):
     torch.testing.assert_close(model(images()), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_killed_run_goes_on_and_leaves_the_best_weights(tmp_path):
+def test_a_killed_run_resumes_and_ends_with_the_best_weights(tmp_path):
     whole, teacher = pair()
     adapt(whole, teacher, images(), 20, block_steps=20, **FAST)
     model, _ = pair()

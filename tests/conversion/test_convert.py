@@ -1,4 +1,4 @@
-"""convert_norms and convert_loaded on small models: exactness, order, every goal, what stays and is refused."""
+"""convert_norms and convert_loaded on small models: exactness, order, every target, what stays and is refused."""
 import copy
 import json
 from collections import UserDict
@@ -29,9 +29,9 @@ from ..fusion.models import (
 from ..versions import needs_float16_layer_norm
 from .models import assert_same, chain, layer_norm, norms_of, tokens
 
-GOALS = [dict(type='UN'), dict(type='UN', centered=True, eta=0.5), dict(type='UN', centered='frozen'),
+TARGETS = [dict(type='UN'), dict(type='UN', centered=True, eta=0.5), dict(type='UN', centered='frozen'),
          dict(type='RepBN'), dict(type='MABN'), dict(type='PN', layer_scale=False)]
-goals = pytest.mark.parametrize('norm_cfg', GOALS, ids=lambda cfg: '-'.join(map(str, cfg.values())))
+targets = pytest.mark.parametrize('norm_cfg', TARGETS, ids=lambda cfg: '-'.join(map(str, cfg.values())))
 
 
 def reference(model, x):
@@ -47,7 +47,7 @@ def reference(model, x):
     return maps, x
 
 
-@goals
+@targets
 def test_each_norm_is_fitted_after_the_converted_ones(norm_cfg):
     model, x = chain(), tokens(40, 5, 6)
     maps, expected = reference(model, x)
@@ -103,7 +103,7 @@ def test_errors_are_those_of_the_model_that_is_returned():
         assert row.after == pytest.approx(true, rel=1e-3)
 
 
-@goals
+@targets
 def test_the_statistics_are_those_of_the_tokens(norm_cfg):
     model, x = chain(norms=1), tokens(40, 6)
     convert_norms(model, [x], norm_cfg)
@@ -237,7 +237,7 @@ OTHER_ARGUMENTS = 'is called with arguments other than x and pad_mask'
     (Conditional(6), tokens(5, 7, 6), lambda norm, x: norm(x, None, 1), OTHER_ARGUMENTS),
     (Masked(6), tokens(5, 7, 6), lambda norm, x: norm(x, x[..., 0]), OTHER_ARGUMENTS),
 ], ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None)
-def test_what_is_called_or_computed_otherwise_stays(norm, x, call, reason):
+def test_norms_with_other_calls_or_formulas_are_kept(norm, x, call, reason):
     reason = reason.format(type(norm).__name__)
 
     def model():
@@ -291,7 +291,7 @@ def test_frozen_norms_stay_frozen_and_modes_are_kept():
     assert [module.training for module in model] == [True, True, False, False, True, True]
 
 
-def test_a_norm_with_an_activation_takes_no_statistics_in_training_mode():
+def test_a_norm_with_an_activation_keeps_its_statistics_in_training_mode():
     model, x = nn.Sequential(timm.layers.LayerNormAct(6), *chain(norms=2)), tokens(20, 6)
     other = copy.deepcopy(model).eval()
     assert convert_norms(model, [x, 3 * x]).norms == convert_norms(other, [x, 3 * x]).norms
@@ -389,16 +389,16 @@ def test_of_a_data_set_512_images_are_read(kind):
     assert set(read) <= set(torch.linspace(0, 1023, 512).long().tolist()) and len(set(read)) == 512
 
 
-@pytest.mark.parametrize('given, said', [
+@pytest.mark.parametrize('given, note', [
     (torch.randn(8, 3, 32, 32), ''), (torch.rand(8, 3, 32, 32), ''),
     (torch.zeros(9, 3, 32, 32), '9 of 9 have one value everywhere; only 1 different, where a few hundred are usual'),
     (torch.randint(256, (8, 3, 32, 32)).float(), 'values up to 255: normalize images as in the training of the model'),
     (torch.randn(1, 3, 32, 32), 'only 1 different, where a few hundred are usual'),
     (torch.randn(1, 3, 32, 32).repeat(4, 1, 1, 1), 'only 1 different, where a few hundred are usual'),
     (torch.randn(9, 3, 32, 32).repeat(3, 1, 1, 1), 'only 9 of 27 different')])
-def test_useless_images_are_named(given, said):
+def test_useless_images_are_named(given, note):
     report = convert_norms(nn.Sequential(nn.Conv2d(3, 6, 4, 4), LayerNorm2d(6)), given)
-    notes = [f'suspicious images: {said}'] if said else []
+    notes = [f'suspicious images: {note}'] if note else []
     assert list(report.notes) == report.as_dict()['notes'] == notes
     assert str(report).splitlines()[1:2 + len(notes)] == [*notes, '']
     assert all(f'\n{note}.\n' in report.markdown() for note in notes)
@@ -426,7 +426,7 @@ def test_a_norm_whose_weight_is_read_elsewhere_stays(read, function):
     assert (model.norm is norm) == bool(function) and type(model.last) is UN and not last.kept
 
 
-def test_what_is_converted_or_folded_already_is_said():
+def test_converted_or_folded_models_are_refused():
     model, x = nn.Sequential(*chain(), nn.Linear(6, 6)), tokens(20, 6)
     convert_norms(model, [x])
     refused('Sequential has no LayerNorm or RMSNorm: its norms are 3 UN$', model, [x])
@@ -463,7 +463,7 @@ def refused(match, model, batches, norm_cfg=None, **kwargs):
      lambda: Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), 'UN', ()),
     (r'over \(2, 6\); only .*; `keep` lets it stay', lambda: nn.Sequential(chain(), nn.LayerNorm((2, 6))), 'UN', ()),
 ])
-def test_what_is_refused(match, make, norm_cfg, keep):
+def test_errors(match, make, norm_cfg, keep):
     refused(match, make(), [tokens(20, 6)], norm_cfg if isinstance(norm_cfg, dict) else dict(type=norm_cfg), keep=keep)
 
 
@@ -475,7 +475,7 @@ def test_batches_that_are_refused(match, batches):
     refused(match, chain(), batches)
 
 
-def test_what_is_no_module_is_refused():
+def test_other_types_than_modules():
     with pytest.raises(TypeError, match='^model: must be an nn.Module, got Tensor'):
         convert_norms(tokens(20, 6), chain())
 
@@ -508,7 +508,7 @@ def test_activations_that_are_not_finite_after_a_static_norm():
         assert [norm.lacks_statistics for norm in norms_of(new).values()] == [False, True]
 
 
-def test_an_interruption_leaves_the_model(monkeypatch):
+def test_an_interruption_restores_the_model(monkeypatch):
     model, x = chain(), tokens(20, 6)
     before = dict(model.named_modules())
     monkeypatch.setattr(UN, 'set_affine', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
@@ -581,7 +581,7 @@ def test_encoder_layers_are_converted_and_left_as_they_were_after_an_error():
     assert flag and model.activation_relu_or_gelu == flag
 
 
-def loaded(model, norm_cfg=GOALS[0]):
+def loaded(model, norm_cfg=TARGETS[0]):
     """The model with offline norms, and weights of `model` in it; its first norm is in no checkpoint."""
     new = replace_norms(copy.deepcopy(model), norm_cfg)
     state = {key: value for key, value in model.state_dict().items() if not key.startswith('0.')}
@@ -592,8 +592,8 @@ def loaded(model, norm_cfg=GOALS[0]):
     return new
 
 
-@goals
-def test_convert_loaded_gives_what_convert_norms_gives_in_the_same_modules(norm_cfg):
+@targets
+def test_convert_loaded_equals_convert_norms_in_the_same_modules(norm_cfg):
     model, x = chain(), tokens(40, 5, 6)
     nn.init.ones_(model[0].weight), nn.init.zeros_(model[0].bias)  # as a fresh norm
     new = loaded(model, norm_cfg)

@@ -84,14 +84,14 @@ def test_norms_that_do_not_run_and_padding():
     assert (net.idle.running_var == 1).all()
 
 
-@pytest.mark.parametrize('given, said', [
+@pytest.mark.parametrize('given, message', [
     (torch.randn(9, 3, 4, 4), []),
     (list(torch.randn(1, 3, 4, 4).expand(9, -1, -1, -1)), ['only 1 different, where a few hundred are usual'])])
-def test_useless_images_are_named(given, said, monkeypatch):
+def test_useless_images_are_named(given, message, monkeypatch):
     lines = []
     monkeypatch.setattr(update, 'print_log', lambda line, logger: lines.append(line))
     update_norms(nn.Sequential(nn.Conv2d(3, 6, 1), UN2d(6)), given)
-    assert lines == [f'suspicious images: {line}' for line in said]
+    assert lines == [f'suspicious images: {line}' for line in message]
 
 
 @pytest.mark.parametrize('model, batches, words', [
@@ -100,7 +100,7 @@ def test_useless_images_are_named(given, said, monkeypatch):
     (pair, ['image.jpg'], 'batches: a batch must be a tensor .* got str'),
     (pair, [tokens(3, 6), tokens(3, 6) / 0], 'the input of 1 is not finite'),
 ])
-def test_what_is_refused(model, batches, words):
+def test_errors(model, batches, words):
     model = model()
     before = copy.deepcopy(model)
     with pytest.raises(ConversionError, match=words):

@@ -7,7 +7,7 @@ from mmunorm.datasets.scenes import MIN_VISIBLE
 
 
 @pytest.mark.parametrize('seed', [0, 1])
-def test_splits_share_no_sample_and_lose_none(seed):
+def test_splits_partition_the_samples(seed):
     train, val = split_samples('train', seed), split_samples('val', seed)
     ids = [sample.digit_id for sample in train + val]
     assert sorted(ids) == list(range(1797))

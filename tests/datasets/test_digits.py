@@ -117,7 +117,7 @@ def test_bad_settings(tmp_path, name, value):
     assert not any(tmp_path.iterdir())
 
 
-def test_a_folder_is_made_once_and_again_by_force(tmp_path):
+def test_a_folder_is_overwritten_only_by_force(tmp_path):
     out = tmp_path / 'data' / 'digits'
     make_digits(out, **TINY)
     assert {path.name for path in out.iterdir()} == {'coco', 'imagenet', 'preview.png', '.made_by_mmunorm.json'}

@@ -1,4 +1,4 @@
-"""Training images for a calibration: seen as in testing, the same each time."""
+"""Training images for a calibration: the test pipeline, the same images each time."""
 import pytest
 import torch
 from mmengine.config import Config
@@ -25,7 +25,7 @@ def test_images_are_not_augmented_and_always_the_same(cfg):
     for batches in (training_batches(cfg, 4), training_batches(cfg, 4)):
         assert all(torch.equal(a['inputs'], b['inputs']) for a, b in zip(plain, batches, strict=True))
     assert cfg.pretty_text == before
-    cfg.test_dataloader = None  # then the loader's own pipeline is all there is
+    cfg.test_dataloader = None  # then the loader's own pipeline is used
     assert not torch.equal(training_batches(cfg, 4)[0]['inputs'], plain[0]['inputs'])
 
 
@@ -37,7 +37,7 @@ def test_whole_batches_until_there_are_enough(cfg, samples, batches):
 
 
 def test_the_pipeline_inside_of_wrappers(cfg):
-    """The test pipeline stands in for that of single images; what mixes images is left out."""
+    """The test pipeline replaces that of single images; transforms that mix images are dropped."""
     plain = training_batches(cfg, 4)
     dataset = cfg.train_dataloader.dataset
     dataset.pipeline.insert(1, dict(type='RandomFlip', prob=1.0, direction='vertical'))
@@ -49,7 +49,7 @@ def test_the_pipeline_inside_of_wrappers(cfg):
         assert all(torch.equal(a['inputs'], b['inputs']) for a, b in zip(plain, images, strict=True))
 
 
-def test_what_is_refused(cfg, tmp_path):
+def test_errors(cfg, tmp_path):
     (tmp_path / 'data/dark/0.png').write_bytes(b'no image')
     with pytest.raises(LocalError, match='cannot use the image .*dark/0.png'):
         training_batches(cfg, 4)

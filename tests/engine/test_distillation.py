@@ -112,7 +112,7 @@ def test_a_detector(tmp_path):
     torch.testing.assert_close(both['loss_distillation'], expected / 2)
 
 
-def test_what_is_refused(classifier):
+def test_errors(classifier):
     config, checkpoint, _ = classifier
     cfg = Config.fromfile(config)
     model = build_model(cfg)

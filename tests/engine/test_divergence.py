@@ -36,7 +36,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(runner, loss, interval):
 
 @pytest.mark.parametrize('when', ['step', 'epoch', 'validation'])
 def test_weights_that_are_not_finite_are_never_saved(runner, when):
-    """Though the loss of the step that broke them was good, and patience is left."""
+    """Even if the loss of that step was finite, and patience is left."""
     runner.hooks = [CheckpointHook(interval=5, by_epoch=when != 'step')]
     hook = DivergenceHook()
     hook.before_val_epoch(runner)  # outside of a training it checks nothing
@@ -61,7 +61,7 @@ def test_a_real_run_ends_with_one_line_and_status_3(in_a_folder, tmp_path, capsy
     """Though its config does not name the hook."""
     config = tiny_runs.write_classifier(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        # The first step's update throws the weights out of float32.
+        # The first update overflows the weights.
         tiny_runs.call('train', config, '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=8',
                        'optim_wrapper.optimizer.lr=1e30', 'default_hooks.checkpoint.max_keep_ckpts=1')
     assert stop.value.code == 3

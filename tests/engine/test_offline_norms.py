@@ -103,13 +103,13 @@ def test_a_share_of_the_run_is_that_of_the_whole_run_when_it_resumes(tmp_path, w
 
 
 def test_a_share_is_refused_where_compiled_code_would_not_see_it_end(tmp_path, monkeypatch):
-    monkeypatch.setattr('mmunorm.engine.offline_norms.sees_attributes', lambda: False)
+    monkeypatch.setattr('mmunorm.engine.offline_norms.guards_attributes', lambda: False)
     with pytest.raises(PreflightError, match='set warmup_iters to a number of steps'):
         run(tmp_path / 'share', 5, UN(4, warmup_iters=0.5), cfg=dict(compile=True))
 
 
 def test_frozen_means_that_no_weights_bring_are_refused(tmp_path):
-    """Not if they were set or loaded, nor on resuming."""
+    """Not if they were set or loaded, nor when resuming."""
     frozen = dict(warmup_iters=1, centered='frozen')
     with pytest.raises(PreflightError, match="centered='frozen' keeps .* of the model's 1 such norms none has a mean"):
         run(tmp_path / 'none', 5, UN(4, **frozen))
@@ -167,7 +167,7 @@ def batch(step):
 
 
 @pytest.mark.parametrize('norm', NORMS)
-def test_a_loss_scale_leaves_no_trace(norm):
+def test_a_loss_scale_cancels(norm):
     """Scales are powers of two, and cancel without rounding. A step that overflows is a forward pass alone."""
     scaled, plain = Regression(norm), Regression(norm)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (scaled, plain)]
@@ -208,7 +208,7 @@ def test_a_factor_as_loss_scale_and_none():
 
 @HOOKS.register_module()
 class RecordScale(OfflineNormHook):
-    """Writes down each step's scale, as the norms know it."""
+    """Records each step's scale in the norms."""
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
         super().before_train_iter(runner, batch_idx, data_batch)

@@ -87,7 +87,7 @@ def test_the_backbone_is_adapted(started, tmp_path):
     assert not torch.equal(adapted[name], model.state_dict()[name])
 
 
-def test_what_is_refused_in_one_line(started, tmp_path, capsys):
+def test_errors_are_one_line(started, tmp_path, capsys):
     path = started[0]
     path.write_text(path.read_text().replace('adapt_steps=0', 'convert=False'))
     weights = torch.load(tmp_path / 'ln.pth')
@@ -104,7 +104,7 @@ def test_what_is_refused_in_one_line(started, tmp_path, capsys):
 
 
 @pytest.mark.parametrize('scope', ['mmdet', 'mmpretrain', 'mmunorm'])
-def test_stock_swins_take_weights_of_layer_norm(tmp_path, scope):
+def test_stock_swins_load_weights_of_layer_norm(tmp_path, scope):
     torch.manual_seed(0)
     settings = dict(embed_dims=8, depths=[1, 1], num_heads=[1, 2]) if scope == 'mmdet' else dict(
         arch=dict(embed_dims=8, depths=[1, 1], num_heads=[1, 2]), img_size=32)

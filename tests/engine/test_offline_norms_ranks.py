@@ -1,4 +1,4 @@
-"""Two processes with statistics of their own: one checkpoint, one validation."""
+"""Two processes with separate statistics: one checkpoint, one validation."""
 import pytest
 import torch
 from mmengine.evaluator import BaseMetric
@@ -40,7 +40,7 @@ class MeanOutput(BaseMetric):
 
 @HOOKS.register_module()
 class KeepStates(Hook):
-    """What this process has when validation begins and when a checkpoint is about to be saved."""
+    """Records this process's statistics before validation and before a checkpoint is saved."""
     priority = 'VERY_LOW'
 
     def __init__(self):
@@ -103,7 +103,7 @@ def equal(a, b):
 
 
 def test_a_checkpoint_has_the_mean_over_the_processes(runs):
-    """That of the averaged model too, which EMAHook has put in the model's place."""
+    """Also that of the averaged model, which EMAHook swaps in."""
     folder, a, b = runs
     plain_a, plain_b = a['plain']['saved'][0], b['plain']['saved'][0]
     assert not torch.equal(plain_a['norms.0.running_var'], plain_b['norms.0.running_var'])

@@ -64,7 +64,7 @@ def test_a_compiled_step_over_parameter_groups():
     stock = Block(nn.LayerNorm)
     twin = copy.deepcopy(stock)
     for model, compiles in ((stock, False), (twin, True)):
-        # As a config gives it: over a plain dict Dynamo does not fail.
+        # As in a config: Dynamo does not fail on a plain dict.
         cfg = ConfigDict(ADAMW, paramwise_cfg=PARAMWISE[0])
         optimizer = build_optim_wrapper(model, cfg).optimizer
         step = torch.compile(optimizer.step, backend='eager') if compiles else optimizer.step

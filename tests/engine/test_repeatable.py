@@ -1,4 +1,4 @@
-"""Random numbers that depend on the place in the order of the data, and on nothing else."""
+"""Random numbers that depend only on the position in the order of the data."""
 import random
 from functools import partial
 
@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from mmunorm.engine import repeatable
-from mmunorm.engine.repeatable import _Numbered, _seeded_items, seed_everything
+from mmunorm.engine.repeatable import _KeyedSampler, _seeded_items, seed_everything
 from mmunorm.norms import UN
 
 from .. import runs, tiny_runs
@@ -40,7 +40,7 @@ def loader(workers, sampler=InfiniteSampler, batch_size=4):
     dataset.__getitems__ = partial(_seeded_items, dataset)
     data = DataLoader(dataset, batch_size, sampler=sampler(dataset, seed=3), num_workers=workers,
                       collate_fn=np.stack, persistent_workers=workers > 0)
-    data.batch_sampler.sampler = _Numbered(data.batch_sampler.sampler, [7, 0])
+    data.batch_sampler.sampler = _KeyedSampler(data.batch_sampler.sampler, [7, 0])
     return data
 
 
@@ -49,7 +49,7 @@ def take(data, count):
     return [next(iterator) for _ in range(count)]
 
 
-def test_neither_workers_nor_a_skipped_part_change_what_is_drawn():
+def test_workers_and_skipped_parts_do_not_change_the_samples():
     expected = take(loader(0), 8)
     np.testing.assert_array_equal(take(loader(2), 8), expected)
     assert len(np.unique(np.array(expected)[..., 1])) == 32  # no number twice, though images return
@@ -60,7 +60,7 @@ def test_neither_workers_nor_a_skipped_part_change_what_is_drawn():
         np.testing.assert_array_equal(take(data, 3), expected[5:])
 
 
-def test_an_epoch_begins_alike_whatever_came_before():
+def test_an_epoch_does_not_depend_on_earlier_ones():
     data = loader(0, DefaultSampler)
     epochs = []
     for epoch in (0, 1, 1):
@@ -74,8 +74,8 @@ def test_an_epoch_begins_alike_whatever_came_before():
 
 
 def test_processes_steps_and_images_never_share_their_numbers():
-    numbered = _Numbered([4], [7, 0])
-    numbered.start(3, 0)  # the first image of epoch 3, beside step 3
+    numbered = _KeyedSampler([4], [7, 0])
+    numbered.start(3, 0)  # the first image of epoch 3, and step 3
     index, = numbered
     drawn = []
     for key in ([*index.key], [7, 0, 3], [7, 1, 3], [7, 0, 3]):
@@ -95,7 +95,7 @@ class Model(BaseModel):
 
 
 class Count(BaseMetric):
-    """How many steps the validated model has seen."""
+    """The number of steps of the validated model."""
 
     def __init__(self, model):
         super().__init__()
@@ -142,7 +142,7 @@ def test_a_run_interrupted_in_its_last_validation_has_its_metrics(tmp_path, loop
     assert 'nothing left to train: it is validated' in ''.join(capfd.readouterr())
     assert accuracies() == [8, 16]
     assert next(tmp_path.glob('best_*')).name.endswith(('epoch_4.pth', 'iter_16.pth'))
-    # A loop that would never have validated does not now.
+    # A loop that never validates does not validate here.
     train(val_begin=17)
     assert 'it is validated' not in ''.join(capfd.readouterr())
 
@@ -201,7 +201,7 @@ def test_workers_that_load_before_the_run_begins_change_nothing(tmp_path, monkey
 @pytest.mark.parametrize('skips, batch_sampler', [
     (True, {}), (False, {}), (True, dict(batch_sampler=dict(type='AspectRatioBatchSampler')))])
 def test_a_resumed_run_counts_the_places_once(tmp_path, monkeypatch, skips, batch_sampler):
-    """The loop lets a sampler skip, where it can and torch's own batches are made of it; else it draws."""
+    """The loop skips in a sampler if it can and torch's BatchSampler wraps it; else it draws."""
     if not skips:
         monkeypatch.delattr(InfiniteSampler, 'skip', raising=False)
     keys, seeded = [], repeatable.seed_host

@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def try_patch(patch: Path, tests: list[str], free: SimpleQueue[Path]) -> str:
-    """Why it is not known that the tests fail with a patch, or ''."""
+    """Why a patch may not be detected by the tests, or ''."""
     copy = free.get()
     try:
         if git(copy, 'apply', patch).returncode:
@@ -65,7 +65,7 @@ def git(folder: Path, *args) -> subprocess.CompletedProcess:
 
 
 def run_tests(folder: Path, tests: list[str], capture: bool = True) -> int:
-    # The installation is of the original.
+    # The installed package is the original.
     environment = {**os.environ, 'PYTHONPATH': str(folder), 'OMP_NUM_THREADS': '1'}
     command = [sys.executable, '-m', 'pytest', '-x', '-q', '-p', 'no:cacheprovider', *tests]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=capture).returncode

@@ -1,4 +1,4 @@
-"""Norms, inputs and checks that several tests of norms share."""
+"""Norms, inputs and checks shared by tests of norms."""
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -143,7 +143,7 @@ def train_step(norm, x, dy, *mask):
 
 
 def train_steps(norm, steps, start=0):
-    """What :func:`train_step` returns over `steps` of one fixed sequence, from step `start + 1`."""
+    """The results of :func:`train_step` over `steps` of one fixed sequence, from step `start + 1`."""
     return [value for t, x, dy in sequence(start + steps, norm.num_features) if t > start
             for value in train_step(norm, x, dy)]
 

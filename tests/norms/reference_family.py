@@ -68,7 +68,7 @@ class ReferenceBN:
         d_hat = dy * self.gamma
         std = np.sqrt(self.var + self.eps)
         batch, centered = self.kept[:, None], self.x - self.mu
-        # A loss does not look at padding: what reaches it there has no part in a statistic.
+        # A loss ignores padding: gradients there are in no statistic.
         d_var = (batch * d_hat * centered).sum(0) * -0.5 / std ** 3
         d_mu = (batch * -d_hat / std).sum(0)
         dx = d_hat / std + batch * (d_var * 2 * centered + d_mu) / self.m
@@ -144,5 +144,5 @@ def derf(x, weight, bias, alpha, shift):
 
 
 def affine(x, weight=1, bias=0):
-    """All that is left of a norm that does not normalize."""
+    """A scale and a shift, without normalization."""
     return weight * x + bias

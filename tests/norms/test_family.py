@@ -1,4 +1,4 @@
-"""Every norm against its own paper's equations, and the guarantees that all of them give."""
+"""Every norm against its paper's equations, and the guarantees of all norms."""
 
 import copy
 import io
@@ -40,7 +40,7 @@ def test_equals_its_papers_equations(name, dtype, masked):
     assert_equals_reference(build(name).to(dtype), NORMS[name].reference, 40, masked, *tol)
 
 
-def test_token_bn_of_a_small_variance_beside_a_large_mean():
+def test_token_bn_of_a_small_variance_and_a_large_mean():
     offset = 1e4
     x, dy = torch.randn(2, 4096, 4, generator=torch.Generator().manual_seed(0))
     x += offset
@@ -178,7 +178,7 @@ anything = st.floats(width=32)
 @every_offline_norm
 @given(data=st.data())
 @settings(max_examples=25, deadline=None)
-def test_no_input_whatever_breaks_the_state(name, data):
+def test_no_input_breaks_the_state(name, data):
     norm = NORMS[name].build(2)
     if name != 'PRepBN':
         norm.warmup_iters, norm.exact_steps = 1, 1

@@ -1,4 +1,4 @@
-"""What real training does to a norm with state."""
+"""Norms with state in training: freezing, copies, mixed precision, sharding."""
 import copy
 
 import pytest
@@ -23,7 +23,7 @@ def step(norm, seed, scale=1):
 @every_offline_norm
 @pytest.mark.parametrize('frozen', [('weight', ), ('weight', 'bias'), ('bias', 'input')], ids='+'.join)
 def test_without_some_gradients(name, frozen):
-    """What is frozen has no gradient; all else is as it would have been."""
+    """Frozen parts have no gradient; the rest is unchanged."""
     whole, partly = build(name), build(name)
     for key in set(frozen) - {'input'}:
         getattr(partly, key).requires_grad_(False)
@@ -43,7 +43,7 @@ def test_without_some_gradients(name, frozen):
 
 @every_offline_norm
 def test_deepcopy_between_forward_and_backward(name):
-    """The copy takes no part in the pass under way, and goes on by itself."""
+    """A copy has no part in the current pass, and continues independently."""
     norm, undisturbed = build(name), build(name)
     copies = []
     handle = norm.register_forward_hook(lambda *_: copies.append(copy.deepcopy(norm)))
@@ -161,7 +161,7 @@ def test_fully_sharded():
     train_swin(whole, 0, 1)
     a, b = processes.run(train_sharded)
     torch.testing.assert_close(dict(a['sync']), dict(whole.state_dict()), rtol=1e-7, atol=1e-9)
-    # Each rank keeps its own buffers; get_model_state_dict gives those of the first.
+    # Each rank keeps its own buffers; get_model_state_dict returns those of the first.
     torch.testing.assert_close(a['plain'], dict(a['ddp']), rtol=1e-7, atol=1e-9)
     assert not torch.equal(a['ddp']['stages.0.blocks.0.norm1.running_var'],
                            b['ddp']['stages.0.blocks.0.norm1.running_var'])

@@ -39,7 +39,7 @@ def test_where_the_channels_are():
 
 
 def test_norms_of_either_format():
-    """mmpretrain's LN2d is told in the call, HorNet's norm when it is built."""
+    """mmpretrain's LN2d gets the format in the call, HorNet's norm when it is built."""
     from mmpretrain.models.backbones.hornet import HorNetLayerNorm
     norm = MODELS.build(dict(type='mmpretrain.LN2d', num_channels=4))
     assert channel_axis(norm, {}) == 1 and channel_axis(norm, dict(data_format='channel_last')) == -1

@@ -51,7 +51,7 @@ def out_of_order(norm, run, xs):
 
 
 def without_backward(norm, run, xs):
-    """Some forward passes have none: at the start, and in the middle."""
+    """Some forward passes have no backward pass: at the start, and in the middle."""
     for i, x in enumerate(xs):
         if i < 5 or i == 14:
             with torch.set_grad_enabled(i % 2 == 0):
@@ -170,7 +170,7 @@ def test_compiled_autograd_runs_a_backward_pass(monkeypatch):
 
 @pytest.mark.parametrize('later, waits', [(7, True), (8, False)])
 def test_a_step_without_a_graph_is_given_up(later, waits, monkeypatch):
-    """A pass with `torch.no_grad()`. While such a step waits, each recomputed forward is measured and compared."""
+    """A pass with `torch.no_grad()`. While such a step is pending, each recomputed forward is measured and compared."""
     pending, number, measured = recompute.PendingSteps(), iter(range(99)), []
 
     def forward():

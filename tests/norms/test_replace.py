@@ -43,7 +43,7 @@ def test_scale_and_shift_stay_and_a_shared_norm_is_shared(norm_type):
 
 
 def test_parameters_are_the_same_objects():
-    """Other norms, layers, functions and optimizers may have them, too."""
+    """Other norms, layers, functions and optimizers may hold them, too."""
     model = Net()
     model.plain = timm.layers.LayerNormAct(4)
     model.plain.weight = model.first.weight
@@ -107,7 +107,7 @@ class WithGate(nn.LayerNorm):
     (nn.LayerNorm(4), dict(type='UN', window=0), ValueError, 'window must be'),
     (nn.LayerNorm(4), dict(type='UN', windows=2), TypeError, 'norm_cfg.windows: UN .* mean norm_cfg.window'),
 ])
-def test_what_is_refused_leaves_the_model_as_it_was(part, norm_cfg, error, match):
+def test_errors_do_not_change_the_model(part, norm_cfg, error, match):
     model = nn.Sequential(part, nn.Identity() if isinstance(part, nn.Linear) else nn.LayerNorm(4))
     before = [(name, id(module)) for name, module in model.named_modules()]
     with pytest.raises(error, match=match):
@@ -124,7 +124,7 @@ KINDS = ['timm.layers.LayerNorm', 'timm.layers.LayerNorm2d', 'timm.layers.LayerN
 
 @pytest.mark.parametrize('name', KINDS)
 def test_every_kind_of_norm(name):
-    """The new norm is over the same axis: with the statistics of one token, it does to that what the old one does."""
+    """The new norm is over the same axis: with the statistics of one token, both have the same output of it."""
     module, _, cls = name.rpartition('.')
     kind = getattr(importlib.import_module(module), cls, None)
     if kind is None:

@@ -72,7 +72,7 @@ def test_two_processes_equal_one(name, in_parts):
             torch.testing.assert_close(a[key] + b[key], step[key], **tol, msg=key)
         for key, value in step['state'].items():
             torch.testing.assert_close(a['state'][key], value, **tol, msg=key)
-            # The outlier decision must never differ, not by a rounding either.
+            # The outlier decision must never differ, not even by rounding.
             assert torch.equal(a['state'][key], b['state'][key]), key
     if name == 'UN':
         assert whole[-1]['state']['num_outliers'] > 0
@@ -150,7 +150,7 @@ def train_ddp(rank, variants):
 
 @pytest.mark.slow
 def test_a_model_in_ddp_with_and_without_activation_checkpointing():
-    """A recomputed forward must not communicate: it would wait for ever, or mix two norms' statistics."""
+    """A recomputed forward must not communicate: it would hang, or mix two norms' statistics."""
     net = make_net()
     losses = train_net(net, 0, 1)
     a, b = processes.run(train_ddp, [None, False, True])
@@ -177,18 +177,18 @@ def test_compiled_as_one_graph():
 
 
 def small(rank):
-    """Statistics with a small variance beside a large mean, and the steps of a norm in a group of its own."""
+    """Statistics with a small variance and a large mean, and the steps of a norm in its own process group."""
     x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)) + 1e4
     norm = convert_sync(NORMS['TokenBN'].build(4))
     norm(x[rank * 700:700 + rank * 1300])
     groups = [torch.distributed.new_group([0]), torch.distributed.new_group([1])]
     alone = copy.deepcopy(convert_sync(UN(CHANNELS), groups[rank]))
-    for _ in range(1 + rank):  # each as often as it likes
+    for _ in range(1 + rank):  # each another number of times
         alone(torch.randn(3, CHANNELS))
     return norm.running_var, norm.running_mean, int(alone.num_batches_tracked)
 
 
-def test_a_small_variance_beside_a_large_mean_and_a_process_group():
+def test_a_small_variance_with_a_large_mean_and_a_process_group():
     x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)) + 1e4
     for rank, (var, mean, steps) in enumerate(processes.run(small)):
         torch.testing.assert_close(var, 0.9 + 0.1 * x.double().var(0).float(), rtol=1e-5, atol=0)

@@ -1,4 +1,4 @@
-"""UN in every setting against its numpy reference, and what it alone promises."""
+"""UN in every setting against its numpy reference, and its own guarantees."""
 import numpy as np
 import pytest
 import torch
@@ -48,10 +48,10 @@ def test_gradcheck_in_warmup(masked, kwargs):
     names, parameters = zip(*norm.named_parameters(), strict=True)
 
     def step(x, *values):
-        # Finite differences ask for the same step many times.
+        # Finite differences evaluate the same step many times.
         fresh = {name: buffer.clone() for name, buffer in norm.named_buffers()}
         y = torch.func.functional_call(norm, fresh | dict(zip(names, values, strict=True)), (x, mask))
-        return y if mask is None else y[~mask]  # a loss does not look at padding
+        return y if mask is None else y[~mask]  # a loss ignores padding
 
     assert torch.autograd.gradcheck(step, (x, *parameters))
 

@@ -65,7 +65,7 @@ def test_the_backbone_is_adapted_without_labels(ln_classifier, trained, capsys, 
     # Nothing of the training data is asked for.
     options = ('--images', 'mine', '--adapt-steps', '30', '--cfg-options', 'train_dataloader.dataset.data_root=gone')
     with monkeypatch.context() as patch, pytest.raises(SystemExit, match='130'):
-        patch.setattr(adaptation, 'measure_again', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(adaptation, 'remeasure', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         convert(*ln_classifier, *options)
     assert Path('out/adapt.pt').exists()  # from which the same call goes on
     capsys.readouterr()

@@ -1,11 +1,11 @@
-"""The tools that make data sets, in tools/dataset."""
+"""The tools that create data sets, in tools/dataset."""
 from pathlib import Path
 
 DIGITS = ('dataset/make_digits', '--train-scenes', 2, '--val-scenes', 2, '--scene-size', 64, '--train-images', 10,
           '--val-images', 10, '--image-size', 16)
 
 
-def test_digits_are_made_and_made_only_once(call):
+def test_digits_are_written_only_once(call):
     out = Path('data/digits')
     printed = call(*DIGITS)
     assert '2 train scenes' in printed and f'{out}/preview.png' in printed

@@ -1,4 +1,4 @@
-"""What the tools refuse: one line that names the argument, and no file is written or changed."""
+"""Errors of the tools: one line that names the argument, and no file is written or changed."""
 import json
 import os
 import shlex
@@ -66,7 +66,7 @@ INFER = [
     ('infer {un} un.pth mine/a.jpg --out-dir out', 'no image could be drawn: mine/a.jpg: not readable'),
     ('infer {un} latest/epoch_1.pth {data} --out-dir out', '--trust-checkpoint'),
 ]
-CONVERT = [(f'convert_norms {call} --out out --device cpu', said) for call, said in [
+CONVERT = [(f'convert_norms {call} --out out --device cpu', message) for call, message in [
     ('{ln} nowhere.pth', 'there is no checkpoint nowhere.pth'),
     ('{ln} ln.pth --to XN', "there is no norm 'XN'"),
     ('{ln} nowhere.pth --to DyT', "--to DyT: norm_cfg={{'type': "),
@@ -87,11 +87,11 @@ CONVERT = [(f'convert_norms {call} --out out --device cpu', said) for call, said
     ('convert_norms {ln} ln.pth --device cpu --num-samples 2 --out by_hand',
      'by_hand/swin_un_tiny.py is not from a conversion'),
 ]
-AVERAGE = [(f'average_checkpoints {call}', said) for call, said in [
+AVERAGE = [(f'average_checkpoints {call}', message) for call, message in [
     ('un.pth --out mean.pth', 'at least two'), ('un.pth ln.pth --out ./un.pth', '--out ./un.pth would overwrite'),
     ('un.pth nowhere.pth --out mean.pth', 'there is no checkpoint nowhere.pth'),
     ('un.pth ln.pth --out mean.pth', 'ln.pth belongs to another model than un.pth: ')]]
-FOLD = [(f'analysis/fuse_and_benchmark {call}', said) for call, said in [
+FOLD = [(f'analysis/fuse_and_benchmark {call}', message) for call, message in [
     ('nowhere.py', 'no config file nowhere.py'), ('{un} nowhere.pth', 'no checkpoint nowhere.pth'),
     ('{un} latest/epoch_1.pth', '--trust-checkpoint'), ('{un} --save a.pth', '--save needs a CHECKPOINT'),
     ('{un} un.pth --out file/inside', '--out file/inside'),
@@ -100,11 +100,11 @@ FOLD = [(f'analysis/fuse_and_benchmark {call}', said) for call, said in [
     ('{un} --batch-size 0', 'must be at least 1, got 0'), ('{un} --device potato', 'must be such as cpu'),
     ('{un} --device cuda:99', 'must be such as cpu')]]
 ZOO = [('zoo third', 'there is no model third; choose from ')]
-DATASET = [(f'dataset/make_digits --train-scenes 2 --val-scenes 2 {call}', said) for call, said in [
+DATASET = [(f'dataset/make_digits --train-scenes 2 --val-scenes 2 {call}', message) for call, message in [
     ('--train-scenes 0', '--train-scenes must be a whole number from'),
     ('--scene-size 20', '--scene-size must be a whole number from'),
     (f'--seed {2**32}', '--seed must be a whole number from')]]
-EXPORT = [(f'deploy/export {call}', said) for call, said in [
+EXPORT = [(f'deploy/export {call}', message) for call, message in [
     ('{un} un.pth --format openvno', 'did you mean openvino?'),
     ('{un} un.pth --format onnx --dynamic --batch 2', '--batch cannot be combined with --dynamic'),
     ('{un} un.pth --format onnx --int8 --half', '--half cannot be combined with --int8'),
@@ -121,7 +121,7 @@ DEPLOY = [
     ('deploy/benchmark {un} un.pth --formats onnx --file torch a.onnx', 'must be one of --formats, onnx'),
     ('deploy/benchmark {un} un.pth --formats onnx --file onnx a.onnx', 'there is no exported model a.onnx'),
 ]
-SHIP = [(f'ship {call} --format onnx', said) for call, said in [
+SHIP = [(f'ship {call} --format onnx', message) for call, message in [
     ('{ln} ln.pth --out out --steps -1', 'argument --steps: must be at least 0, got -1'),
     ('{ln} ln.pth --out out --int8 full', "--int8 of onnx must be one of static, got 'full'"),
     ('{ln} nowhere.pth --out out', 'no checkpoint nowhere.pth'),
@@ -145,7 +145,7 @@ SHIP = [(f'ship {call} --format onnx', said) for call, said in [
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory, classifier, ln_classifier):
-    """What the calls name, and the values of their placeholders."""
+    """The files of the calls, and the values of their placeholders."""
     folder = tmp_path_factory.mktemp('errors')
     (un, un_pth, data), (ln, ln_pth) = classifier, ln_classifier
     shutil.copytree(data, folder / 'data')
@@ -215,7 +215,7 @@ def test_layer_norm_weights_in_a_config_with_another_norm(call, classifier, caps
     content['state_dict'] = {key: value for key, value in content['state_dict'].items()
                              if key.rpartition('.')[2] in ('weight', 'bias', 'relative_position_bias_table')}
     torch.save(content, 'a.pth')
-    with pytest.raises(SystemExit) as stop:  # after the log has said which names are missing
+    with pytest.raises(SystemExit) as stop:  # after the log has listed the missing names
         tiny_runs.call(*call.format(config, data).split())
     line = capsys.readouterr().err.splitlines()[-1]
     assert stop.value.code == 2 and 'a.pth' in line and 'statistics' in line and '--norm LN' in line

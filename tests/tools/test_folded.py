@@ -85,7 +85,7 @@ def test_the_classification_inferencer_loads_it(folded, trained):
         scores(folded_cfg, 'unfolded.pth')
 
 
-def test_what_is_in_the_file(folded, tmp_path):
+def test_the_content_of_the_file(folded, tmp_path):
     _, cfg = folded
     content = torch.load('folded.pth', weights_only=True)
     note = content['meta']['mmunorm']
@@ -94,7 +94,7 @@ def test_what_is_in_the_file(folded, tmp_path):
     assert content['meta']['dataset_meta'] == dict(classes=('dark', 'light'))
     assert sorted(path.name for path in tmp_path.glob('*folded.pth*')) == ['folded.pth', 'unfolded.pth']
 
-    # A model that is folded by hand takes it too.
+    # A manually folded model loads it, too.
     model = models.randomize(build_model(cfg), seed=1)
     fuse_norms(model)
     load_checkpoint(model, 'folded.pth', strict=True)

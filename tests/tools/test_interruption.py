@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends as one that nobody disturbed."""
+"""A killed and resumed run ends like an uninterrupted one."""
 import os
 import signal
 import subprocess
@@ -124,7 +124,7 @@ def kill_launched(config, step, *arguments):
 
 def is_running(pid):
     try:
-        return Path(f'/proc/{pid}/cmdline').read_bytes() != b''  # which a zombie has not
+        return Path(f'/proc/{pid}/cmdline').read_bytes() != b''  # a zombie has none
     except OSError:
         return False
 

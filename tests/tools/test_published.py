@@ -1,4 +1,4 @@
-"""A checkpoint of another project needs no step of its own: the tools read it."""
+"""The tools read checkpoints of other projects without conversion."""
 import pickle
 
 import pytest
@@ -44,18 +44,18 @@ def test_slab_s_file_is_tested_folded_and_saved(published, capsys):
     assert 'missing' not in printed and 'unexpected' not in printed and 'kept:' not in printed
 
 
-@pytest.mark.parametrize('norm, more, said', [
+@pytest.mark.parametrize('norm, more, message', [
     ('RepBN', {'layers.0.blocks.0.attn.dwc.weight': torch.zeros(1)}, 'linear attention (slab_*.pth) are not supported'),
     ('LN', {}, 'whose norms are RepBN: add --norm RepBN.')])
-def test_what_does_not_fit_slab_s_file_is_told_before_a_test(norm, more, said, published, capsys):
+def test_models_that_do_not_fit_slab_s_file_are_refused_before_a_test(norm, more, message, published, capsys):
     config, checkpoint = published
     content = torch.load(checkpoint)
     content['model'].update(more)
     torch.save(content, checkpoint)
-    assert said in tiny_runs.error_of(capsys, 'test', config, checkpoint, '--norm', norm)
+    assert message in tiny_runs.error_of(capsys, 'test', config, checkpoint, '--norm', norm)
 
 
-def test_every_tool_takes_the_same_of_several_weights(classifier, tmp_path):
+def test_every_tool_chooses_the_same_of_several_weights(classifier, tmp_path):
     config, checkpoint, data = classifier
     weights = tiny_runs.checkpoint(checkpoint)['state_dict']
     worse = {name: torch.zeros_like(value) for name, value in weights.items()}

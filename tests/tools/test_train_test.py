@@ -44,7 +44,7 @@ def test_trains_into_work_dirs_and_is_tested(classifier, tmp_path):
     ("'ConvNeXt', arch=dict(depths=[1, 1, 1, 1], channels=[12, 12, 24, 24]), gap_before_final_norm=False",
      'UN2d', 9)])
 def test_every_norm_of_a_stock_backbone_is_another(backbone, norm, number, classifier, tmp_path):
-    """From training to a folded file; mmpretrain's Swin gives norm_cfg to one norm alone, ConvNeXt's are over maps."""
+    """From training to a folded file; mmpretrain's Swin passes norm_cfg to one norm alone, ConvNeXt's are over maps."""
     config = tmp_path / 'stock.py'
     config.write_text(f"_base_ = ['{classifier[0]}']\nmodel = dict(backbone=dict(_delete_=True, type={backbone}))\n")
     mine = config, '--norm', 'mine=UN,warmup_iters=1', '--work-dir', 'w'
@@ -146,7 +146,7 @@ def run_script(name, *arguments, **environment):
 
 
 def test_scripts_ask_for_one_process_a_gpu(tmp_path):
-    for name in ('srun', 'python'):  # print what they are called with
+    for name in ('srun', 'python'):  # print their arguments
         path = tmp_path / 'bin' / name
         path.parent.mkdir(exist_ok=True)
         path.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')

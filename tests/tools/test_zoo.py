@@ -65,7 +65,7 @@ def test_models_are_trained_once_and_listed(zoo, tmp_path):
         assert entry['command'] in page and entry['cpu'] in page
 
 
-def test_what_is_refused(zoo, tmp_path, capsys, monkeypatch):
+def test_errors(zoo, tmp_path, capsys, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(zoo, 'RECIPES', (zoo.Recipe('second', 'classifier.py', start='first'), ))
         zoo.main(['second'])

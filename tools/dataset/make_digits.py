@@ -1,14 +1,14 @@
 """Make the handwritten-digit data sets of configs/digits: COCO scenes and ImageNet folders."""
 from mmunorm.cli.arguments import command
-from mmunorm.cli.making import add_set_arguments, make_data, maker_parser
+from mmunorm.cli.data_tools import add_size_arguments, data_parser, run_maker
 from mmunorm.datasets import make_digits
 
 
 def parse_args(argv=None):
-    parser = maker_parser(
+    parser = data_parser(
         'Write scenes of handwritten digits in the COCO format (OUT/coco) and single digits in ImageNet folders '
         '(OUT/imagenet), from data that scikit-learn bundles.', 'data/digits')
-    add_set_arguments(parser, train_images=6000)
+    add_size_arguments(parser, train_images=6000)
     return parser.parse_args(argv)
 
 
@@ -16,7 +16,7 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     out, size, side = args.out, args.scene_size, args.image_size
-    counts = make_data(make_digits, **vars(args))
+    counts = run_maker(make_digits, **vars(args))
     if counts is None:
         return
     print(f'{out}/coco      {args.train_scenes} train scenes with {counts["train"]} digits, '

@@ -1,7 +1,7 @@
 """Draws an exported model's predictions on one or many images, without building a torch model."""
 import argparse
 
-from mmunorm.cli.arguments import command, out_folder, positive, share
+from mmunorm.cli.arguments import command, fraction, out_folder, positive
 from mmunorm.cli.images import draw_images, draw_objects, find_images, objects_in
 from mmunorm.deploy.exported import ExportedModel
 from mmunorm.utils import PreflightError
@@ -12,7 +12,7 @@ def parse_args(argv=None):
     parser.add_argument('file', help='a file from tools/deploy/export.py')
     parser.add_argument('images', help='an image, or a folder that is searched for images')
     parser.add_argument('--out-dir', required=True, help='folder for the drawn images')
-    parser.add_argument('--pred-score-thr', '--score-thr', type=share, default=0.3,
+    parser.add_argument('--pred-score-thr', '--score-thr', type=fraction, default=0.3,
                         help='draw objects with at least this score (default: %(default)s)')
     parser.add_argument('--limit', type=positive, help='draw only the first LIMIT images of a folder')
     return parser.parse_args(argv)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...registry import lacks
+from ...registry import is_missing
 from ...utils import PreflightError, error_text
 from ..exportable import Exportable
 
@@ -183,7 +183,7 @@ def need(*packages: str, install: str = '') -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if not missing:
         return
-    if not install or lacks('mmpretrain'):
+    if not install or is_missing('mmpretrain'):
         names = [DISTRIBUTIONS.get(package, package.replace('_', '-')) for package in missing]
         with suppress(PackageNotFoundError):
             known = {re.split('[^A-Za-z0-9-]', line)[0]: line.partition(';')[0] for line in requires('mmunorm') or ()}

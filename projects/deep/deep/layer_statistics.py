@@ -54,8 +54,8 @@ class LayerStatisticsHook(Hook):
     """
 
     def __init__(self, first: int = 100, interval: int = 100, threshold: float = 0.01):
-        self.first = check_count('first', first, least=0)
-        self.interval = check_count('interval', interval, least=1)
+        self.first = check_count('first', first, minimum=0)
+        self.interval = check_count('interval', interval, minimum=1)
         self.threshold = threshold
         self._taps: dict[str, LayerTap] = {}
 

@@ -26,7 +26,7 @@ class ResidualHook(Hook):
         for clock in clocks(model):
             if not clock.is_counted:  # another `train()` of the same Runner continues with the same optimizer
                 count_updates(model, runner.optim_wrapper.optimizer)
-        if warning := _short_run(model, runner):
+        if warning := _warmup_warning(model, runner):
             runner.logger.warning(warning)
         connections = admins(model)
         # Admin is built with weights of 1.
@@ -37,7 +37,7 @@ class ResidualHook(Hook):
             runner.logger.info(f'Admin: {len(connections)} residual connections were initialized from a batch.')
 
 
-def _short_run(model: nn.Module, runner) -> str:
+def _warmup_warning(model: nn.Module, runner) -> str:
     """A warning if the run ends before BranchNorm's branches have their full weight, or ''."""
     branch = next((module for module in model.modules() if isinstance(module, BranchNorm)), None)
     if branch is None:
@@ -47,5 +47,5 @@ def _short_run(model: nn.Module, runner) -> str:
     end = int(clocks(model)[0].updates) + left
     if end >= branch.warmup_iters:
         return ''
-    return (f"BranchNorm's branches never get their whole weight: the run ends at update {end}, "
+    return (f"BranchNorm's branches never reach their full weight: the run ends at update {end}, "
             f'and warmup_iters={branch.warmup_iters}. Choose a smaller warmup_iters in residual_cfg.')

@@ -70,7 +70,7 @@ def test_both_stacks_of_a_transformer_of_translation_get_the_depth(tmp_path, fak
     (['--residuals', 'PreNorm', '--depths', '2', '2'], '--depths names one twice'),
     (['--residuals', 'PreNorm', '--depths', '0'], '--depths: must be at least 1'),
     (['--residuals', 'PreNorm', '--norms', 'XN'], "no norm 'XN'")])
-def test_what_is_refused(config, fake, arguments, text, capsys):
+def test_errors(config, fake, arguments, text, capsys):
     compare(config, *arguments, status=2)
     assert re.search(text, capsys.readouterr().err)
     assert fake.calls() == [] and not os.path.exists('out')

@@ -18,7 +18,7 @@ def write_deep_run(folder, layers, scheme):
         f'{step},layers.{i},{3 * step},{0.9 - 0.1 * i:.7g},0.5\n' for step in (1, 2, 300) for i in range(layers)))
 
 
-def test_depth_of_two_runs_and_what_is_missing(tmp_path, capsys):
+def test_depth_of_two_runs_and_errors(tmp_path, capsys):
     write_deep_run(tmp_path / 'deep', 4, 'BranchNorm'), write_deep_run(tmp_path / 'flat', 1, 'PostNorm')
     tiny_runs.call('deep:depth', 'deep', 'flat', '--out', 'a')
     assert min(Image.open('a/depth.png').size) > 500

@@ -5,7 +5,7 @@ from projects.deep.deep.layer_statistics import LayerRecord
 
 
 def test_gradients_by_layer_are_those_of_the_first_step_that_has_some():
-    """A head that starts at 0 hands none down in the first step."""
+    """A head with zero weights passes no gradient in the first step."""
     gradient = np.array([[0., 0], [3, 4], [5, 6]])
     layers = LayerRecord(np.array([1, 2, 3]), ['a', 'b'], dict(
         gradient=gradient, cosine=np.full((3, 2), 0.75), active=np.ones((3, 2))))

@@ -1,4 +1,4 @@
-"""Post-norm networks lose every norm; factors of residual schemes go into the layers beside them."""
+"""Post-norm networks lose every norm; factors of residual schemes fold into adjacent layers."""
 import copy
 import re
 
@@ -55,20 +55,20 @@ def prepared(model):
 
 
 @pytest.mark.parametrize('scheme', POST)
-def test_a_post_norm_vit_loses_every_norm(scheme):
+def test_every_norm_of_a_post_norm_vit_folds(scheme):
     assert_folds(prepared(vit(scheme, 3)), (32, 32), (24, 40), count=6, gamma='none')
 
 
 @pytest.mark.parametrize('kwargs, number', [
     (dict(final_norm=True), 5), (dict(out_type='avg_featmap'), 5), (dict(pre_norm=True), 4),
     (dict(out_type='avg_featmap', with_cls_token=False), 5)])
-def test_what_reads_the_stream(kwargs, number):
+def test_consumers_of_the_stream(kwargs, number):
     kept = ['backbone.pre_norm'] if 'pre_norm' in kwargs else []
     assert_folds(prepared(vit('BranchNorm', **kwargs)), (32, 32), count=number, gamma='none', kept=kept)
 
 
 @pytest.mark.parametrize('scheme', ['PostNorm', 'BranchNorm'])
-def test_other_post_norm_backbones_lose_every_norm_with_padded_windows_and_merging(scheme):
+def test_every_norm_of_other_post_norm_backbones_folds(scheme):
     assert_folds(prepared(swin(scheme, pad_small_map=True)), (32, 32), (37, 51), (60, 20), count=11, gamma='none')
     residual_cfg = dict(type=scheme)
     backbone = models.swin_backbone(type='ResidualSwinTransformer', out_indices=(0, 1), pad_small_map=True,
@@ -96,7 +96,7 @@ def test_the_norms_and_factors_of_every_other_scheme_fold(scheme, build):
        norm=st.sampled_from(['UN', 'TokenBN', 'RepBN', 'MABN']))
 def test_folding_is_exact_for_schemes_depths_and_statistics(scheme, depth, seed, norm):
     model = prepared(vit(scheme, depth, dict(type=norm)))
-    # As in any trained network, no channel of a norm is next to nothing.
+    # As in trained networks, no channel of a norm is near 0.
     randomize(model.double(), seed, 'none')
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -136,7 +136,7 @@ def test_depth_96():
     assert_equal([output.double() for output in outputs(single, images)], before, 1e-4)
 
 
-def test_refused_where_the_range_would_be_left():
+def test_streams_beyond_the_range_are_kept():
     for dtype, gamma in ((torch.float16, 0.05), (torch.float32, 1e-5)):
         model = randomize(vit('PostNorm', 3), gamma='none')
         with torch.no_grad():
@@ -167,7 +167,7 @@ def test_each_end_of_the_range(gamma, beta, range_):
 
 
 def with_another_sum():
-    """In the middle of the stream."""
+    """A linear layer that consumes the middle of the stream."""
     model = vit('PostNorm')
     layer = model.backbone.layers[0]
     layer.other = torch.nn.Linear(16, 16)
@@ -267,7 +267,7 @@ def test_a_folded_checkpoint_builds_its_own_structure(cfg):
     assert norms(loaded) == []
 
 
-def test_what_dlcl_mixes_stays():
+def test_mixed_outputs_of_dlcl_are_kept():
     kept = ['backbone.layers.0.residual1.mix_norm', 'backbone.layers.1.residual1.mix_norm',
             'backbone.layers.1.residual2.mix_norm']
     report = assert_folds(prepared(vit('DLCL')), (32, 32), count=5, kept=kept)
@@ -275,7 +275,7 @@ def test_what_dlcl_mixes_stays():
 
 
 @pytest.mark.parametrize('scheme', ['LayerScale', 'ReZero'])
-def test_a_factor_after_a_shared_layer_stays(scheme):
+def test_a_factor_after_a_shared_layer_is_kept(scheme):
     model = prepared(vit(scheme))
     layers = model.backbone.layers
     layers[1].ffn.layers[1] = layers[0].ffn.layers[1]
@@ -285,8 +285,8 @@ def test_a_factor_after_a_shared_layer_stays(scheme):
             ] == [True, False, False, False]
 
 
-def test_a_factor_before_a_norm_that_stays_stays():
-    """A scheme of a user's own: the norm would take the factor out again."""
+def test_a_factor_before_a_kept_norm_is_kept():
+    """A custom scheme: the norm would cancel the factor."""
     model = prepared(vit('LayerScale'))
     model.backbone.layers[1].residual1.norm = torch.nn.LayerNorm(16)
     report = models.fold(model, torch.randn(2, 3, 32, 32, dtype=torch.float64))
@@ -296,7 +296,7 @@ def test_a_factor_before_a_norm_that_stays_stays():
             for residual in (layer.residual1, layer.residual2)] == [True, True, False, True]
 
 
-def test_a_norm_that_stays_keeps_its_branch_weight():
+def test_a_kept_norm_keeps_its_branch_weight():
     model = randomize(prepared(vit('BranchNorm', norm_cfg=dict(type='LN'))))
     state = copy.deepcopy(model.state_dict())
     assert not fuse_norms(model, layer_norms='keep').folded

@@ -44,21 +44,21 @@ def test_measures_by_their_definitions(tmp_path, scheme):
         np.testing.assert_allclose(found, expected, rtol=1e-4)
         for handle in handles:
             handle.remove()
-    assert not model.backbone.layers[1]._forward_hooks  # the run has left none
+    assert not model.backbone.layers[1]._forward_hooks  # no record exists
 
 
-def test_a_resumed_run_goes_on_in_its_record(tmp_path):
+def test_a_resumed_run_continues_its_record(tmp_path):
     train(tmp_path, 7)
     first = read_layers(tmp_path)
     with (tmp_path / 'layers.csv').open('a') as file:
-        file.write('7,backb')  # cut by a kill
+        file.write('7,backb')  # truncated by a kill
     train(tmp_path, 9, load_from=str(tmp_path / 'iter_6.pth'), resume=True)
     record = read_layers(tmp_path)
     assert record.steps.tolist() == [1, 2, 3, 6, 9]
     np.testing.assert_array_equal(record.values['cosine'][:4], first.values['cosine'])
 
 
-def test_says_what_is_wrong(tmp_path):
+def test_errors(tmp_path):
     with pytest.raises(ValueError, match='interval must be an int of at least 1, got 0'):
         LayerStatisticsHook(interval=0)
     run = backbone_runner(tmp_path, 1)

@@ -31,7 +31,7 @@ def test_trains_as_a_parametrized_model_does(tmp_path):
 
 def test_checkpoints_are_plain_and_resume(tmp_path):
     def train(name, **kwargs):
-        # Adam would make steps of what rounding leaves of a gradient that is zero, as of the keys' biases.
+        # Adam would amplify the rounding of a zero gradient, such as that of the keys' biases.
         run = backbone_runner(tmp_path / name, 12, hooks=['NTKHook'], optim_wrapper=dict(
             optimizer=dict(type='SGD', lr=0.01, momentum=0.9)), **kwargs)
         run.train()
@@ -45,7 +45,7 @@ def test_checkpoints_are_plain_and_resume(tmp_path):
     torch.testing.assert_close(saved, resumed, rtol=1e-6, atol=0)
 
 
-def test_does_not_go_with_averaged_weights(tmp_path):
+def test_averaged_weights_are_refused(tmp_path):
     run = backbone_runner(tmp_path, 1, hooks=['NTKHook', 'EMAHook'])
     with pytest.raises(PreflightError, match='custom_hooks: NTKHook and EMAHook cannot be combined'):
         run.train()

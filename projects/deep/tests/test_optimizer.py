@@ -6,7 +6,7 @@ from .residuals.models import vit
 
 
 @pytest.mark.parametrize('scheme', ['LayerScale', 'NormFormer', 'DLCL'])
-def test_no_factor_of_a_residual_connection_decays(scheme):
+def test_factors_of_residual_connections_have_no_weight_decay(scheme):
     settings = settings_by_name(vit(scheme, norm='UN'), dict(norm_decay_mult=0.))
     factors = [name for name in settings if 'residual' in name or '.scale.' in name]
     assert factors and {settings[name] for name in factors} == {(0.1, 0.)}

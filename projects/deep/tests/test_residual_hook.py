@@ -40,14 +40,14 @@ def test_warns_of_a_run_that_ends_before_t(steps, updates, accumulated, end):
         optim_wrapper=SimpleNamespace(optimizer=optimizer, _accumulative_counts=accumulated))
     for _ in range(2):
         ResidualHook().before_train(run)
-    assert warnings == ["BranchNorm's branches never get their whole weight: the run ends at update 7, and "
+    assert warnings == ["BranchNorm's branches never reach their full weight: the run ends at update 7, and "
                         'warmup_iters=8. Choose a smaller warmup_iters in residual_cfg.'] * 2 * (end < 8)
     optimizer.step()
     assert model.backbone.update_clock.updates == updates + 1
 
 
 def test_resumes_in_the_middle_of_the_ramp_as_without_a_break(tmp_path):
-    """Updates count, and not iterations: the last is of what is left over."""
+    """Updates count, not iterations; the last one has the remaining gradients."""
     settings = dict(residual_cfg=dict(type='BranchNorm', warmup_iters=6), optim_wrapper=dict(accumulative_counts=2))
     train(tmp_path / 'whole', 13, **settings)
     middle = tmp_path / 'whole' / 'iter_6.pth'

@@ -1,4 +1,4 @@
-"""What the backbones share: arguments, registry, and the attributes of a stock backbone."""
+"""Shared by all backbones: arguments, registry, and the attributes of a stock backbone."""
 import copy
 
 import pytest

@@ -5,14 +5,14 @@ from projects.deep.deep import ResidualSwinTransformer
 from tests.backbones.test_swin import ALL_STAGES, IMAGES, NO_WARMUP, SMALL, train_step
 
 
-def test_frozen_stages_rest_with_their_connections():
+def test_frozen_stages_freeze_their_connections():
     model = ResidualSwinTransformer(
         **SMALL, out_indices=ALL_STAGES, frozen_stages=1, residual_cfg=dict(type='LayerScale'))
 
     def is_frozen(name):
         return name.startswith(('patch_embed.', 'stages.0.', 'stages.1.', 'norm0.', 'norm1.'))
 
-    # From the start, because DDP looks at this before the first call of train().
+    # From the start, because DDP reads requires_grad before the first call of train().
     assert all(parameter.requires_grad != is_frozen(name) for name, parameter in model.named_parameters())
     train_step(model, torch.randn(IMAGES))
     for name, parameter in model.named_parameters():

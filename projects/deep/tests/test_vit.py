@@ -20,7 +20,7 @@ STOCK_LN = dict(type='LN', eps=1e-6)
     dict(layer_scale_init_value=0.1, layer_cfgs=dict(ffn_type='swiglu_fused')),
 ], ids=['maps', 'average', 'raw', 'drops', 'swiglu'])
 def test_with_ln_and_pre_norm_equals_the_stock_class(kwargs):
-    def copies():  # the stock class writes into its arguments
+    def copies():  # the stock class modifies its arguments
         return {key: list(value) if isinstance(value, list) else value for key, value in kwargs.items()}
 
     for training in (False, True):
@@ -48,7 +48,7 @@ def test_without_biases_it_starts_trains_and_folds():
     images = torch.randn(2, 3, 32, 32)
     before = model.eval()(images)[0]
     fuse_norms(model)
-    assert count(model, UN) == 1  # its reader, the head, is not there
+    assert count(model, UN) == 1  # its consumer, the head, is not in the model
     torch.testing.assert_close(model(images)[0], before, rtol=1e-4, atol=1e-5)
 
 
@@ -68,7 +68,7 @@ def test_each_scheme_has_its_norms(scheme, number):
     assert count(model, UN) == number
 
 
-def test_frozen_layers_rest_with_their_connections():
+def test_frozen_layers_freeze_their_connections():
     model = UNVisionTransformer(**SMALL, residual_cfg=dict(type='PeriNorm'), frozen_stages=2).train()
     model(torch.randn(2, 3, 32, 32))[0].sum().backward()
     for name, parameter in model.named_parameters():

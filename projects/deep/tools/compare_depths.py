@@ -19,13 +19,13 @@ from projects.deep.deep.figures import Quality, quality_figure
 from projects.deep.deep.residuals import RESIDUALS
 from projects.paper.paper.comparing import (
     add_comparison_arguments,
+    check_initial_weights,
     check_settings,
-    refuse_other_weights,
     seeded,
     train_and_write,
     with_norm,
 )
-from projects.paper.paper.results import metrics_of, remarks, results_of, summary, write_files
+from projects.paper.paper.results import metrics_of, result_notes, results_of, summary, write_files
 from projects.paper.paper.runs import FAIL, FINISHED, ComparedRun
 
 from mmengine.config import Config
@@ -69,16 +69,16 @@ def plan(args):
         raise PreflightError(f'{args.config} has no model.backbone.arch with {" or ".join(LAYERS)}, or no '
                              'model.backbone.residual_cfg, to replace; use a recipe such as '
                              'projects/deep/configs/vit_un_classifier.py.')
-    refuse_other_weights(base, args.config, args.cfg_options)
+    check_initial_weights(base, args.config, args.cfg_options)
     check_data(base, ['train', 'val'])
     known = {name: dict(type=name) for name in sorted(RESIDUALS.module_dict)}
     schemes = parse_presets('--residuals', args.residuals, known, 'scheme')
     steps = count_steps(base)
     recipes = {}
     for norm, norm_cfg in parse_presets('--norms', args.norms).items():
-        with_its_norm = with_norm(base, norm, norm_cfg, steps)
+        norm_base = with_norm(base, norm, norm_cfg, steps)
         for scheme, residual_cfg in schemes.items():
-            recipes[scheme, norm] = cfg = Config(with_its_norm.to_dict())
+            recipes[scheme, norm] = cfg = Config(norm_base.to_dict())
             cfg.model.backbone.residual_cfg = residual_cfg
             set_depth(cfg, min(args.depths))
             build_model(cfg)  # an invalid combination fails before the first run
@@ -108,7 +108,7 @@ def write(errors, args, runs, kinds):
             for seed, result in enumerate(seeds) if result['status'] in (FINISHED, FAIL)]
     quality = {kind: {depth: quality_of(seeds, metric) for depth, seeds in by_depth.items()}
                for kind, by_depth in cells.items()}
-    return write_files(args.out, 'depths', [*lines, '', *remarks(results)],
+    return write_files(args.out, 'depths', [*lines, '', *result_notes(results)],
                        ('scheme', 'norm', 'layers', 'seed', 'status', 'step', metric), rows,
                        quality_figure(quality, metric))
 

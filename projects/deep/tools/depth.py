@@ -64,7 +64,7 @@ def main(argv=None):
     measured = {run.name: (run.scalars, record) for run, record in zip(runs, records, strict=True)}
     save(depth_figure(measured, args.steps), out / 'depth.png')
     print('\n'.join([*header, *rows]))
-    print(f'{out} has depth.md, depth.csv and depth.png.')
+    print(f'written: depth.md, depth.csv and depth.png in {out}')
 
 
 if __name__ == '__main__':

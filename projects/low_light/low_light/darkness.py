@@ -5,8 +5,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from mmunorm.datasets.atomic_folder import atomic_folder, is_complete
 from mmunorm.datasets.contact_sheet import draw_contact_sheet
-from mmunorm.datasets.made_folder import is_made, making_folder
 from mmunorm.datasets.scenes import save_image
 from mmunorm.utils import PreflightError
 
@@ -56,9 +56,9 @@ def make_dark(source, out, seed=0, force=False):
         raise PreflightError(f'there is no image in {source}/train and val: make them with '
                              '`python tools/dataset/make_digits.py`.')
     settings = dict(source=str(source), seed=seed, images=len(images))
-    if is_made(out, settings, force):
+    if is_complete(out, settings, force):
         return None
-    with making_folder(out, settings, force) as folder:
+    with atomic_folder(out, settings, force) as folder:
         for name in ('train', 'val', 'annotations'):
             (folder / name).mkdir()
         for path in (source / 'annotations').glob('*.json'):

@@ -66,8 +66,8 @@ def convert_exdark(root: str | Path) -> dict[str, tuple[int, int]]:
     return {split: (len(content['images']), len(content['annotations'])) for split, content in contents.items()}
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """The lines of a file, each with its place for an error."""
+def _numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a file, each with its location for an error."""
     try:
         lines = path.read_text(encoding='utf-8').splitlines()
     except FileNotFoundError:
@@ -78,7 +78,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
 
 def _listed(path: Path) -> Iterator[tuple[str, str, str]]:
     """Name, class and split of each image."""
-    for location, line in _lines(path):
+    for location, line in _numbered_lines(path):
         fields = line.split()
         if not fields or location.endswith(', line 1') and not fields[-1].isdigit():  # the header
             continue
@@ -101,7 +101,7 @@ def _find(folder: Path, name: str) -> Path:
 
 def _boxes(path: Path, width: int, height: int) -> Iterator[tuple[int, list[float]]]:
     """Category, and left, top, width and height, of each object of a file in Piotr Dollar's bbGt format, version 3."""
-    for location, line in _lines(path):
+    for location, line in _numbered_lines(path):
         if line.startswith('%') or not line.strip():
             continue
         label, *numbers = line.split()

@@ -18,7 +18,7 @@ GLOBAL_CHANNELS = 64
 HEADS = 4
 QUERIES = 10  # gamma, and the nine numbers of the colour matrix
 DROP_PATHS = (0.01, 0.05, 0.1)  # of the blocks of a stack
-DARKEST = 1e-8  # a power of 0 has no gradient
+MIN_VALUE = 1e-8  # a power of 0 has no gradient
 TOLERANCE = 1e-3  # by which values may exceed [0, 1], for rounding and interpolation
 
 
@@ -76,10 +76,10 @@ class LocalBlock(nn.Module):
         self.act = nn.GELU()
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, inside: Tensor | None = None) -> Tensor:
-        """`(N, C, H, W)` to the same shape; `inside` as :func:`blank` takes it."""
-        x = x + self.position(blank(x, inside))
-        update = self.depthwise(blank(self.conv1(self.norm1(x)), inside))
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """`(N, C, H, W)` to the same shape; `valid` as :func:`zero_padding` takes it."""
+        x = x + self.position(zero_padding(x, valid))
+        update = self.depthwise(zero_padding(self.conv1(self.norm1(x)), valid))
         x = x + self.drop_path(self.scale1(self.conv2(update)))
         return x + self.drop_path(self.scale2(self.fc2(self.act(self.fc1(self.norm2(x))))))
 
@@ -96,15 +96,15 @@ class LocalBranch(nn.Module):
         self.mul = nn.Conv2d(LOCAL_CHANNELS, 3, 3, padding=1)
         self.add = nn.Conv2d(LOCAL_CHANNELS, 3, 3, padding=1)
 
-    def forward(self, x: Tensor, inside: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`(N, 3, H, W)` to two maps of the same shape: at least 0, and in [-1, 1]."""
-        x = self.act(self.stem(blank(x, inside)))
+        x = self.act(self.stem(zero_padding(x, valid)))
         maps = []
         for blocks, last in ((self.mul_blocks, self.mul), (self.add_blocks, self.add)):
             y = x
             for block in blocks:
-                y = block(y, inside)
-            maps.append(last(blank(y + x, inside)))
+                y = block(y, valid)
+            maps.append(last(zero_padding(y + x, valid)))
         return maps[0].relu(), maps[1].tanh()
 
 
@@ -151,24 +151,24 @@ class GlobalBranch(nn.Module):
 
     def forward(self, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`(N, 3, H, W)` to gamma `(N,)` and the colour matrix `(N, 3, 3)`; `sizes` as :class:`IAT` takes it."""
-        x = self.act(self.bn1(self.conv1(blank(x, inside_of(x, sizes)))))
-        sizes = halved(sizes)
-        x = self.bn2(self.conv2(blank(x, inside_of(x, sizes))))
-        inside = inside_of(x, halved(sizes))
-        tokens = (x + self.position(blank(x, inside))).flatten(2).transpose(1, 2)
-        is_padding = None if inside is None else ~inside.flatten(1)
+        x = self.act(self.bn1(self.conv1(zero_padding(x, valid_mask(x, sizes)))))
+        sizes = strided_sizes(sizes)
+        x = self.bn2(self.conv2(zero_padding(x, valid_mask(x, sizes))))
+        valid = valid_mask(x, strided_sizes(sizes))
+        tokens = (x + self.position(zero_padding(x, valid))).flatten(2).transpose(1, 2)
+        is_padding = None if valid is None else ~valid.flatten(1)
         x = self.attn(call_norm(self.norm1, tokens, is_padding), is_padding)
         x = x + self.fc2(self.act(self.fc1(self.norm2(x))))
         gamma = self.gamma(x[:, 0])[:, 0] + self.gamma_base
         return gamma, self.colour(x[:, 1:]).unflatten(1, (3, 3))[..., 0] + self.colour_base
 
 
-def halved(sizes: Tensor | None) -> Tensor | None:
+def strided_sizes(sizes: Tensor | None) -> Tensor | None:
     """The sizes after a convolution of stride 2."""
     return None if sizes is None else torch.div(sizes + 1, 2, rounding_mode='floor')
 
 
-def inside_of(x: Tensor, sizes: Tensor | None) -> Tensor | None:
+def valid_mask(x: Tensor, sizes: Tensor | None) -> Tensor | None:
     """The mask of the images of `sizes` in a batch `(N, C, H, W)`, `(N, 1, H, W)` bool; None without sizes."""
     if sizes is None:
         return None
@@ -177,9 +177,9 @@ def inside_of(x: Tensor, sizes: Tensor | None) -> Tensor | None:
     return (rows & columns)[:, None]
 
 
-def blank(x: Tensor, inside: Tensor | None) -> Tensor:
-    """`x` with zeros outside its images, like the padding of a convolution; `inside` is from :func:`inside_of`."""
-    return x if inside is None else torch.where(inside, x, 0.)
+def zero_padding(x: Tensor, valid: Tensor | None) -> Tensor:
+    """`x` with zeros outside its images, like the padding of a convolution; `valid` is from :func:`valid_mask`."""
+    return x if valid is None else torch.where(valid, x, 0.)
 
 
 @MODELS.register_module()
@@ -232,14 +232,14 @@ class IAT(BaseModule):
             TypeError: `x` is not floating.
         """
         self._check_input(x)
-        mul, add = self.local_branch(x, inside_of(x, sizes))
+        mul, add = self.local_branch(x, valid_mask(x, sizes))
         gamma, matrix = self.global_branch(x, sizes)
         # bfloat16 has a lower resolution than an 8-bit image.
         with torch.autocast(x.device.type, enabled=False):
             if x.dtype == torch.float32:
                 mul, add, gamma, matrix = (value.float() for value in (mul, add, gamma, matrix))
             y = (matrix @ (x * mul + add).flatten(2)).unflatten(2, x.shape[2:])
-            return y.clamp(DARKEST, 1.) ** gamma[:, None, None, None]
+            return y.clamp(MIN_VALUE, 1.) ** gamma[:, None, None, None]
 
     def light(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Gamma `(N,)` and the colour matrix `(N, 3, 3)` of images as :meth:`forward` takes them."""

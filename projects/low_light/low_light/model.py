@@ -53,7 +53,7 @@ class ImageEnhancer(BaseModel):
             :class:`PairDataPreprocessor`.
     """
 
-    not_stressed = 'images whose values must stay in [0, 1]'  # for projects/paper/tools/compare_norms.py --stress
+    stress_obstacle = 'images whose values must stay in [0, 1]'  # for projects/paper/tools/compare_norms.py --stress
 
     def __init__(self, backbone: dict, data_preprocessor: dict | None = None, init_cfg: dict | None = None):
         super().__init__(data_preprocessor or dict(type='PairDataPreprocessor'), init_cfg)

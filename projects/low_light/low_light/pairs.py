@@ -76,7 +76,7 @@ def _images_in(folder: str) -> list[Path]:
 
 @TRANSFORMS.register_module()
 class LoadPair(BaseTransform):
-    """Reads `img` and `target`, uint8 BGR `(h, w, 3)`; grey, 16 bit and transparency become that.
+    """Reads `img` and `target` as uint8 BGR `(h, w, 3)`, also images in grey, in 16 bits or with transparency.
 
     An image without `target_path`, as of `tools/convert_norms.py --images`, is read alone.
     """

@@ -10,7 +10,7 @@ from mmunorm.utils import LocalError, check_installed
 from projects.paper.paper.curves import METRICS as SCALARS
 
 SCALARS['enhancement/PSNR'] = 'PSNR (dB)'
-LEAST_SIDE = 6  # torchmetrics mirrors 5 pixels at the border
+MIN_SIDE = 6  # torchmetrics mirrors 5 pixels at the border
 
 
 @METRICS.register_module()
@@ -39,8 +39,8 @@ class ImageQuality(BaseMetric):
         from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
         for sample in data_samples:
             target = sample['target'][None]
-            if min(target.shape[2:]) < LEAST_SIDE:
-                raise LocalError(f'SSIM needs images of at least {LEAST_SIDE} x {LEAST_SIDE} pixels, and '
+            if min(target.shape[2:]) < MIN_SIDE:
+                raise LocalError(f'SSIM needs images of at least {MIN_SIDE} x {MIN_SIDE} pixels, and '
                                  f'{sample.get("img_path", "one")} has {target.shape[3]} x {target.shape[2]}.')
             result = {}
             for suffix, image in (('', sample['pred']), ('_before', sample['before'])):

@@ -65,7 +65,7 @@ def test_the_recipe_reads_it(root):
     ('imageclasslist.txt', None, 'there is no .*imageclasslist.txt'),
     ('ExDark/Cat/2015_00002.jpg', None, 'there is no image .*2015_00002.JPG'),
 ])
-def test_what_is_wrong_is_named_and_nothing_is_written(root, file, content, message):
+def test_errors_write_nothing(root, file, content, message):
     (root / file).unlink()
     if content is not None:
         (root / file).write_text(content)

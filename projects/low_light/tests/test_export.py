@@ -12,7 +12,7 @@ from .test_iat import trained
 
 
 def test_an_enhancer_alone_is_a_file(tmp_path):
-    """Which takes values from 0 to 1 only."""
+    """An enhancer takes values from 0 to 1 only."""
     pytest.importorskip('onnxruntime')
     torch.manual_seed(0)
     model, images = trained(dtype=torch.float32), torch.rand(2, 3, 16, 24)

@@ -12,7 +12,7 @@ from projects.low_light.low_light.iat import LightNorm2d
 
 
 def trained(norm='UN', dtype=torch.float64):
-    """An IAT whose weights and statistics are not those of the start."""
+    """An IAT with random weights and statistics."""
     model = IAT(dict(type=norm))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -50,7 +50,7 @@ def test_it_starts_as_the_paper_says():
     assert all((parameter == 0).all() for name, parameter in model.named_parameters()
                if name.endswith('bias') and 'norm' not in name and 'bn' not in name)
     gamma, matrix = model.eval().light(images(2, 3, 9, 9, dtype=torch.float32))
-    # v gives zeros, so that all comes from the linear layers' weights on the MLP of zero.
+    # v returns zeros, so the outputs are those of the MLP of zero.
     torch.testing.assert_close(gamma, torch.ones(2), atol=1e-6, rtol=0)
     torch.testing.assert_close(matrix, torch.eye(3).expand(2, 3, 3), atol=1e-6, rtol=0)
 
@@ -99,7 +99,7 @@ def test_a_norm_that_mixes_channels_does_not_go_into_a_grouped_convolution():
 
 
 @pytest.mark.parametrize('size', [(20, 33), (1, 1), (37, 2), (21, 51)])
-def test_a_image_in_a_larger_batch_is_enhanced_as_alone(size):
+def test_an_image_in_a_larger_batch_is_enhanced_as_alone(size):
     model, x = trained(), images(2, 3, 37, 51)
     height, width = size
     together = model(x, torch.tensor([[37, 51], size]))

@@ -47,6 +47,6 @@ def test_without_data_samples(model):
     assert sample.pred.shape == (3, 4, 4)
 
 
-def test_a_wrong_mode_is_named(model):
+def test_unknown_mode(model):
     with pytest.raises(ValueError, match="got 'train'"):
         model.eval()([torch.rand(3, 4, 4)], mode='train')

@@ -48,7 +48,7 @@ def test_pairs_of_other_names(folder, low, high, rename):
     assert names(dataset(folder, rename=rename)) == [(name, high) for name in low]
 
 
-def test_what_is_missing_is_named(folder):
+def test_missing_files(folder):
     with pytest.raises(PreflightError, match='no image in the folder .*low'):
         dataset(folder)
     write(folder / 'low/1.png')
@@ -86,7 +86,7 @@ def test_steps_do_the_same_to_both(folder):
     assert len({data['inputs'].numpy().tobytes() for data in found}) > 6
 
 
-def test_a_pair_of_two_sizes_and_what_is_no_image(folder):
+def test_pairs_of_two_sizes_and_invalid_images(folder):
     write(folder / 'low/1.png')
     write(folder / 'high/1.png', size=(12, 15))
     pairs = dataset(folder, pipeline=[LoadPair()])

@@ -6,16 +6,16 @@ from mmunorm.cli.preflight import check_data
 from mmunorm.utils import PreflightError
 
 
-@pytest.mark.parametrize('root, img, said', [
+@pytest.mark.parametrize('root, img, message', [
     ('data', 'digits_dark/train', 'make_dark.py'), ('data/lol_v1', 'our485/low', 'LOLdataset.zip'),
     ('data/lol_v2/Real_captured', 'Train/Low', 'LOL-v2'),
     ('data/exposure', 'training/INPUT_IMAGES', 'Exposure_Correction')])
-def test_where_pairs_come_from(root, img, said, tmp_path, monkeypatch):
+def test_how_to_get_pairs(root, img, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / root / 'target').mkdir(parents=True)
     (tmp_path / root / 'target/1.png').write_text('')
     dataset = dict(type='PairDataset', data_root=root, data_prefix=dict(img=img, target='target'))
-    with pytest.raises(PreflightError, match=f'no folder {root}/{img}, or it is empty.*{said}'):
+    with pytest.raises(PreflightError, match=f'no folder {root}/{img}, or it is empty.*{message}'):
         check_data(Config(dict(train_dataloader=dict(dataset=dataset))), ['train'])
 
 

@@ -18,7 +18,7 @@ MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]
 
 
 class Spy(nn.Module):
-    """An enhancer that changes nothing, and remembers what it was given."""
+    """An enhancer that changes nothing, and records its inputs."""
 
     def forward(self, x, sizes=None):
         self.received, self.sizes = x, sizes
@@ -36,7 +36,7 @@ def classifier_cfg(**settings):
 
 
 def spread(model):
-    """Weights that are not those of the start."""
+    """Adds noise to the initial weights."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.03 * torch.randn_like(parameter))
@@ -58,10 +58,10 @@ def det_batch(*sizes):
 
 
 def with_and_without(cfg, takes_rgb, *sizes):
-    """A batch, what the data preprocessor makes of it without and with an enhancer that only looks, and that one."""
+    """A batch, the data preprocessor's results without and with a spy as enhancer, and the spy."""
     plain, spy = MODELS.build(cfg), Spy()
     enhancing = EnhancingPreprocessor(MODELS.build(cfg), spy, frozen=False, takes_rgb=takes_rgb)
-    assert enhancing.pad_size_divisor == plain.pad_size_divisor  # the inner one's attributes are its own
+    assert enhancing.pad_size_divisor == plain.pad_size_divisor  # it has the attributes of the inner one
     data = (det_batch if 'Det' in cfg['type'] else batch)(*sizes)
     return data, plain(copy.deepcopy(data)), enhancing(copy.deepcopy(data)), spy
 
@@ -110,7 +110,7 @@ def test_jointly_the_loss_of_the_task_trains_both():
     assert model.backbone.patch_embed.projection.weight.grad.abs().sum() > 0
 
 
-def test_frozen_it_stays_as_it_is():
+def test_a_frozen_enhancer_does_not_change():
     model = classifier(freeze_enhancer=True).train()
     enhancer = model.data_preprocessor.enhancer
     before = copy.deepcopy(enhancer.state_dict())
@@ -159,7 +159,7 @@ def test_it_folds_with_the_model_and_its_checkpoint_builds_it_again():
     torch.testing.assert_close(again.test_step(data)[0].pred_score, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_a_mask_rcnn_gives_the_same_folded_and_as_a_graph():
+def test_a_mask_rcnn_folded_and_as_a_graph():
     model = rcnn()
     model.data_preprocessor = EnhancingPreprocessor(model.data_preprocessor, spread(IAT()), frozen=False,
                                                     takes_rgb=False)

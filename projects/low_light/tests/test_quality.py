@@ -28,7 +28,7 @@ def test_means_over_images():
     assert metric.results[0]['SSIM'] == pytest.approx(1)
 
 
-def test_a_image_that_is_too_small_is_named():
+def test_too_small_images():
     pytest.importorskip('torchmetrics')
     with pytest.raises(LocalError, match='at least 6 x 6 pixels, and a.png has 9 x 5'):
         ImageQuality().process({}, [sample((5, 9))])

@@ -47,7 +47,7 @@ SHAPES = {'alpha': (1, 1, 16), 'beta': (1, 1, 16), 'gamma_1': (1, 16, 1, 1), 'ga
 
 
 def released(path):
-    """Writes a file in the authors' layout; returns the model of ours whose weights it has."""
+    """Writes a file in the authors' layout; returns our model with these weights."""
     model = trained('LN', torch.float32)
     weights = {}
     for name, value in model.state_dict().items():
@@ -58,7 +58,7 @@ def released(path):
     return model
 
 
-def test_the_names_are_theirs(tmp_path):
+def test_the_names_are_the_authors(tmp_path):
     released(tmp_path / 'a.pth')
     weights = torch.load(tmp_path / 'a.pth')
     shapes = {name: tuple(value.shape) for name, value in weights.items()}
@@ -73,7 +73,7 @@ def test_the_names_are_theirs(tmp_path):
 
 
 @pytest.mark.parametrize('make', [IAT, lambda norm_cfg: ImageEnhancer(dict(type='IAT', norm_cfg=norm_cfg))])
-def test_they_load_whole(make, tmp_path):
+def test_all_weights_load(make, tmp_path):
     source, x = released(tmp_path / 'a.pth'), images(2, 3, 21, 34, dtype=torch.float32)
     model = make(dict(type='LN'))
     load_weights(model, str(tmp_path / 'a.pth'))
@@ -100,7 +100,7 @@ def test_a_part_starts_from_them(part, prefix, tmp_path):
 
 
 def test_an_enhancer_starts_from_the_part_of_a_detector(tmp_path):
-    """Its own names after a prefix that only the config knows: the file stays."""
+    """Names of our model after a prefix that only the config has: the file is used as it is."""
     prefix, path = 'data_preprocessor.enhancer.', str(tmp_path / 'a.pth')
     torch.save(dict(state_dict={prefix + name: value for name, value in trained().state_dict().items()}), path)
     iat = dict(type='IAT', init_cfg=dict(type='Pretrained', checkpoint=path, prefix=prefix))

@@ -52,7 +52,7 @@ def test_images_and_labels_are_padded_as_without_an_enhancer():
 
 
 @pytest.mark.parametrize('frozen', [False, True])
-def test_it_trains_and_gives_the_same_folded(frozen):
+def test_training_and_folding(frozen):
     cfg = small_config()
     cfg.model.freeze_enhancer = frozen
     model = spread(build_model(cfg)).train()

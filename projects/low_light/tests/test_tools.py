@@ -38,7 +38,7 @@ def test_an_enhancer_draws_before_and_after_of_any_image(tmp_path):
         height, width = before.shape[:2]
         assert drawn.shape == (height, 2 * width, 3)
         np.testing.assert_array_equal(drawn[:, :width], before)
-        # Untrained weights, too, make another image.
+        # Untrained weights also change the image.
         assert not np.array_equal(drawn[:, width:], before)
 
 

@@ -3,9 +3,9 @@
     python projects/photographs/tools/make_crops.py
     python projects/low_light/tools/convert_released.py best_Epoch_lol.pth best_Epoch_lol_v1.pth best_Epoch_exposure.pth
 
-The crops are made smaller and dark, as make_dark.py does. Those of `train` give the statistics and are trained on, for
-`--steps` after two fifths of it block by block; those of `test` give the PSNR. Only the global branch has LayerNorms,
-so it is converted and adapted alone.
+The crops are resized and darkened, as by make_dark.py. Norms are calibrated and adapted on those of `train`, with two
+fifths of `--steps` block by block, then `--steps` end to end; PSNR is that of `test`. Only the global branch has
+LayerNorms, so it is converted and adapted alone.
 """
 import argparse
 import copy

@@ -1,11 +1,11 @@
 """Makes dark versions of the digit scenes that `tools/dataset/make_digits.py` wrote, with the same annotations."""
 from mmunorm.cli.arguments import command
-from mmunorm.cli.making import make_data, maker_parser
+from mmunorm.cli.data_tools import data_parser, run_maker
 from projects.low_light.low_light.darkness import make_dark
 
 
 def parse_args(argv=None):
-    parser = maker_parser(__doc__, 'data/digits_dark')
+    parser = data_parser(__doc__, 'data/digits_dark')
     parser.add_argument('--source', default='data/digits/coco', help='folder of scenes in the COCO format')
     return parser.parse_args(argv)
 
@@ -13,7 +13,7 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    count = make_data(make_dark, **vars(args))
+    count = run_maker(make_dark, **vars(args))
     if count is not None:
         print(f'{args.out} has the {count} images of {args.source} in the dark; preview.png shows some.')
 

@@ -1,4 +1,4 @@
-# Records the statistics of the norms in every step, for the figures of tools/report.py.
+# Records the statistics of the norms in every step, for projects/paper/tools/report.py.
 _base_ = ['../../../configs/digits/swin_un_classifier.py']
 custom_imports = dict(imports=['mmunorm', 'projects.paper.paper'], allow_failed_imports=False)
 

@@ -38,7 +38,7 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
-def refuse_other_weights(cfg: Config, path: str, options: Mapping | None) -> None:
+def check_initial_weights(cfg: Config, path: str, options: Mapping | None) -> None:
     """Raises a PreflightError if the recipe or an option of `--cfg-options` names weights that runs do not load."""
     for option, value in (options or {}).items():
         if value is not None and option in ('pretrained', 'model.backbone.init_cfg.checkpoint'):

@@ -20,7 +20,7 @@ from mmunorm.norms.layers import is_norm
 from mmunorm.utils import write_text
 
 RECORD = 'divergence.json'
-# `paper.DivergenceHook` in a config takes the place of the DivergenceHook that tools/train.py adds.
+# `paper.DivergenceHook` in a config replaces the DivergenceHook that tools/train.py adds.
 PAPER_HOOKS = Registry('hook', parent=HOOKS, scope='paper')
 
 

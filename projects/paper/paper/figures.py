@@ -120,7 +120,7 @@ def statistics_figure(run: str, histories: Sequence[ChannelHistory], window: int
             axes.set_yscale('log')
         else:
             axes.ticklabel_format(axis='y', scilimits=(-2, 4))
-        # The title is so high because the axis may have a power of ten below it.
+        # Padded, because the axis may have a power of ten below the title.
         name = wrapped(short_name(history.layer), 0.9 * WIDTH / columns)
         axes.set_title(f'{name}\nchannel {history.channel}', fontsize='small', pad=14)
         axes.yaxis.get_offset_text().set_fontsize('small')

@@ -15,7 +15,7 @@ DPI = 200
 # Inches.
 WIDTH = 4.5  # legible on a phone
 _CHARACTER = 0.075  # of the small font
-_HANDLE = 0.5  # the line before a legend's text, and what is between
+_HANDLE = 0.5  # the line before a legend's text, and the gap
 _TALL = 30.0  # more than the text around panels takes
 
 

@@ -42,7 +42,7 @@ class PNACOverTraining(NamedTuple):
             for i, j in np.ndindex(len(self.first), len(self.layers)):
                 yield run, field, self.layers[j], self.first[i], self.last[i], *self.results[field][i, j]
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Sentences on which steps were tested, and what could not be tested."""
         count = len(self.first)
         rest = f'; the {self.left_out} before the last span are in none' if self.left_out else ''

@@ -77,17 +77,17 @@ class NormRecordWriter:
         self.layers = list(layers)
         self.counts = {STEPS: 0, SNAPSHOTS: 0}
         if resume_step > 0 and self.folder.exists():
-            self._continue(info, resume_step)
+            self._resume(info, resume_step)
         else:
-            self._begin(info)
+            self._create(info)
 
     def append(self, steps: np.ndarray, snapshot: np.ndarray) -> None:
         """Writes steps and a snapshot `(1,)`, both with their dtype of :func:`row_dtypes`."""
         for name, rows in ((STEPS, steps), (SNAPSHOTS, snapshot)):
-            _put_rows(self.folder / name, self.counts[name], rows)
+            _write_rows(self.folder / name, self.counts[name], rows)
             self.counts[name] += len(rows)
 
-    def _begin(self, info: dict) -> None:
+    def _create(self, info: dict) -> None:
         # Created under another name, so that on a full disk an older record is not replaced by an incomplete one.
         new, old = (self.folder.with_name(f'{self.folder.name}.{end}') for end in ('new', 'old'))
         shutil.rmtree(new, ignore_errors=True)
@@ -101,7 +101,7 @@ class NormRecordWriter:
             self.folder.rename(old)
         new.rename(self.folder)
 
-    def _continue(self, info: dict, resume_step: int) -> None:
+    def _resume(self, info: dict, resume_step: int) -> None:
         record = NormRecord(self.folder)
         before, now = record.info.get('interval'), info.get('interval')
         if before != now:
@@ -114,10 +114,10 @@ class NormRecordWriter:
         for name in self.counts:
             rows = np.load(self.folder / name, mmap_mode='r')
             self.counts[name] = int(rows['step'].searchsorted(resume_step, side='right'))
-            _put_rows(self.folder / name, self.counts[name], rows[:0])
+            _write_rows(self.folder / name, self.counts[name], rows[:0])
 
 
-def _put_rows(path: Path, start: int, rows: np.ndarray) -> None:
+def _write_rows(path: Path, start: int, rows: np.ndarray) -> None:
     """Writes rows at row `start` of a `.npy` file and truncates the header there."""
     content = npy.header_data_from_array_1_0(rows)
     content['shape'] = (start + len(rows),)

@@ -32,7 +32,7 @@ from .norm_record import (
     RecordError,
     row_dtypes,
 )
-from .normality import LEAST_STEPS, pnac
+from .normality import MIN_STEPS, pnac
 
 # The maximum number of steps buffered in memory, on the GPU if the model is there.
 BLOCK_STEPS = 100
@@ -75,8 +75,8 @@ class NormStatisticsHook(Hook):
     """
 
     def __init__(self, interval: int = 1, layers: Sequence[str] | None = None, span: int = 100):
-        self.interval = check_count('interval', interval, least=1)
-        self.span = check_count('span', span, least=LEAST_STEPS)
+        self.interval = check_count('interval', interval, minimum=1)
+        self.span = check_count('span', span, minimum=MIN_STEPS)
         if layers is not None and (isinstance(layers, str) or not layers):
             raise ValueError('layers must be a list of one regular expression or more, or None for all '
                              f'norms, got {layers!r}')
@@ -179,7 +179,7 @@ class NormStatisticsHook(Hook):
     def _publish(self, runner, rows: np.ndarray) -> None:
         """Passes the values of the last `span` steps to the logger."""
         self._recent = np.concatenate([self._recent, rows])[-self.span:].copy()  # not a view of all
-        if len(self._recent) < LEAST_STEPS:
+        if len(self._recent) < MIN_STEPS:
             return
         for field in ('activation', 'gradient'):
             percents = np.array([pnac(self._recent[field][:, columns]).percent for columns in self._columns])

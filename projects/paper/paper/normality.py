@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 # The test's kurtosis part is reliable from here on.
-LEAST_STEPS = 20
+MIN_STEPS = 20
 SIGNIFICANCE = 0.05
 
 
@@ -37,7 +37,7 @@ def pnac(statistics: np.ndarray) -> PNAC:
     statistics = np.asarray(statistics, dtype=np.float64)
     # After an overflow of mixed precision, a whole step is useless.
     finite = statistics[np.isfinite(statistics).all(axis=1)]
-    if len(finite) < LEAST_STEPS:
+    if len(finite) < MIN_STEPS:
         return PNAC(float('nan'), 0, 0, len(finite))
     # Changes of the size of float32 rounding are not a fluctuation either.
     rounding = 4 * np.finfo(np.float32).eps * np.abs(finite).max(axis=0)
@@ -57,8 +57,8 @@ def spans(steps: int, span: int) -> list[slice]:
     Raises:
         ValueError: there are fewer steps than one span, or a span is too short for the test.
     """
-    if span < LEAST_STEPS:
-        raise ValueError(f'span={span}: the test of normality needs at least {LEAST_STEPS} steps')
+    if span < MIN_STEPS:
+        raise ValueError(f'span={span}: the test of normality needs at least {MIN_STEPS} steps')
     if steps < span:
         raise ValueError(f'{steps} steps are recorded, and a span has {span}')
     starts = [*range(0, steps - 2 * span + 1, span), steps - span]

@@ -19,7 +19,7 @@ from .curves import METRICS, metric_label
 from .layout import DPI
 from .measures import FIELDS
 from .norm_record import RecordError
-from .work_dirs import WINDOW, MeasuredRun, WorkDir, distinct_names, refuse_twice
+from .work_dirs import WINDOW, MeasuredRun, WorkDir, check_unique, distinct_names
 
 
 @dataclass
@@ -44,8 +44,8 @@ class Panel:
 
 def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> str:
     """The page of runs from :func:`.work_dirs.measure_work_dir`, with CKA from :func:`read_cka`."""
-    runs = [one.run.name for one in measured]
-    sections = [_curves([one.run for one in measured]), _pnac(measured), _channels(measured),
+    runs = [item.run.name for item in measured]
+    sections = [_curves([item.run for item in measured]), _pnac(measured), _channels(measured),
                 _mean_shares(measured), _outliers(measured), _cka(cka)]
     rows = [['', *runs], *([label, *cells] for label, cells in _rows(measured).items() if any(cells))]
     return render_page(Path(__file__).with_name('report.html.jinja'), 'Norm statistics: ' + ', '.join(runs), rows=rows,
@@ -54,7 +54,7 @@ def build_report(measured: Sequence[MeasuredRun], cka: Sequence[dict] = ()) -> s
 
 def _rows(measured: Sequence[MeasuredRun]) -> dict[str, list[str]]:
     """The table of settings and results: for the label of each row, one cell per run."""
-    runs = [one.run for one in measured]
+    runs = [item.run for item in measured]
     rows = {'config': [run.config_name for run in runs],
             'norms': [run.norms for run in runs],
             'work directory': [str(run.folder) for run in runs],
@@ -66,8 +66,8 @@ def _rows(measured: Sequence[MeasuredRun]) -> dict[str, list[str]]:
         rows[f'{label}, last / best'] = [f'{pair[0]:.4g} / {pair[1]:.4g}' if pair else '' for pair in pairs]
     for field in FIELDS:
         rows[f'PNAC of {field}s, start / end (%)'] = [
-            ' / '.join(f'{value:.1f}' for value in one.pnac.mean(field)[[0, -1]]) if one.pnac else ''
-            for one in measured]
+            ' / '.join(f'{value:.1f}' for value in item.pnac.mean(field)[[0, -1]]) if item.pnac else ''
+            for item in measured]
     shares = [run.outlier_share for run in runs]
     rows['outlier steps, share (%)'] = ['' if share is None else f'{100 * share:.1f}' for share in shares]
     return rows
@@ -82,17 +82,18 @@ def _curves(runs: Sequence[WorkDir]) -> Section:
 
 
 def _pnac(measured: Sequence[MeasuredRun]) -> Section:
-    found = {one.run.label: one.pnac for one in measured if one.pnac}
-    notes = [note for one in measured for note in one.missing]
-    notes += [f'{label}: {remark}' for label, measure in found.items() for remark in measure.remarks()]
+    found = {item.run.label: item.pnac for item in measured if item.pnac}
+    notes = [note for item in measured for note in item.missing]
+    notes += [f'{label}: {note}' for label, measure in found.items() for note in measure.notes()]
     return Section(
         'PNAC: fluctuation of statistics',
         'For each layer: the percentage of channels whose statistics over a span of steps pass for normal '
         "noise (D'Agostino and Pearson's test, p > 0.05). A high value means mild fluctuation. A trend within a "
         'span counts as fluctuation.',
         [[Panel(figures.pnac_figure(found), 'Mean PNAC over training')] if found else [],
-         [Panel(figures.pnac_layers_figure(*one), f'PNAC by layer of {one[0]}') for one in found.items()],
-         [Panel(figures.pnac_density_figure(*one), f'Density of PNAC of {one[0]}') for one in found.items()]], notes)
+         [Panel(figures.pnac_layers_figure(label, pnac), f'PNAC by layer of {label}') for label, pnac in found.items()],
+         [Panel(figures.pnac_density_figure(label, pnac), f'Density of PNAC of {label}')
+          for label, pnac in found.items()]], notes)
 
 
 def _channels(measured: Sequence[MeasuredRun]) -> Section:
@@ -101,8 +102,8 @@ def _channels(measured: Sequence[MeasuredRun]) -> Section:
         'Some layers over the whole depth, each with its channel of the highest peak relative to the median. AM '
         f'and GM are the arithmetic and geometric mean of the last {WINDOW} recorded steps. Statistics that '
         'change their sign have no GM.',
-        [[Panel(figures.statistics_figure(one.run.label, one.histories, WINDOW),
-                  f'Statistics of single channels of {one.run.label}') for one in measured if one.histories]])
+        [[Panel(figures.statistics_figure(item.run.label, item.histories, WINDOW),
+                f'Statistics of single channels of {item.run.label}') for item in measured if item.histories]])
 
 
 def _mean_shares(measured: Sequence[MeasuredRun]) -> Section:
@@ -111,16 +112,16 @@ def _mean_shares(measured: Sequence[MeasuredRun]) -> Section:
         'The mean over tokens, squared, as a share of the mean square. Where it is large, a norm that does not '
         'subtract the mean (UN, RMSNorm) scales by the mean and not by what differs between tokens. `centered=True` '
         'subtracts it.',
-        [[Panel(figures.mean_shares_figure(one.run.label, one.mean_shares),
-                  f'Share of the mean in the input of each norm of {one.run.label}')
-          for one in measured if one.mean_shares]])
+        [[Panel(figures.mean_shares_figure(item.run.label, item.mean_shares),
+                f'Share of the mean in the input of each norm of {item.run.label}')
+          for item in measured if item.mean_shares]])
 
 
 def _outliers(measured: Sequence[MeasuredRun]) -> Section:
-    images = [Panel(figures.outliers_figure(one.run.label, *one.outliers),
-                        f'Accumulated outlier steps of {one.run.label}') for one in measured if one.outliers]
-    notes = [f'{one.run.label}: no layer has an outlier filter.'
-             for one in measured if images and one.run.record is not None and one.outliers is None]
+    images = [Panel(figures.outliers_figure(item.run.label, *item.outliers),
+                    f'Accumulated outlier steps of {item.run.label}') for item in measured if item.outliers]
+    notes = [f'{item.run.label}: no layer has an outlier filter.'
+             for item in measured if images and item.run.record is not None and item.outliers is None]
     return Section('Outlier steps', 'Steps on which a layer dropped its moving averages (Eq. 18-19).',
                    [images], notes)
 
@@ -131,11 +132,11 @@ def _cka(summaries: Sequence[dict]) -> Section:
         cka = np.array(summary['cka'], dtype=float)
         layers = summary['layers_a'], summary['layers_b']
         images.append(Panel(figures.cka_figure(cka, *layers, summary['model_a'], summary['model_b']),
-                                f'Linear CKA between the layers of {summary["label"]}'))
+                            f'Linear CKA between the layers of {summary["label"]}'))
         if layers[0] == layers[1]:
             diagonals.setdefault(tuple(layers[0]), {})[summary['label']] = cka.diagonal()
     images += [Panel(figures.cka_diagonal_figure(lines, layers), f'Linear CKA at equal depth of {"; ".join(lines)}')
-                 for layers, lines in diagonals.items()]
+               for layers, lines in diagonals.items()]
     return Section('CKA: similarity of two models',
                    'Linear CKA between the outputs of norm, attention and feed-forward layers on the same '
                    'images. It is 1 for layers that differ only by a rotation and a scale. The estimate from '
@@ -152,7 +153,7 @@ def read_cka(paths: Sequence[str | Path]) -> list[dict]:
     """
     files = [Path(path, 'cka.json') if Path(path).is_dir() else Path(path) for path in paths]
     summaries = [_read_summary(file) for file in files]
-    refuse_twice(files)
+    check_unique(files)
     pairs = [f'{summary["model_a"]} and {summary["model_b"]}' for summary in summaries]
     counts, folders = Counter(pairs), distinct_names([file.parent for file in files])
     for summary, pair, name in zip(summaries, pairs, folders, strict=True):

@@ -5,7 +5,7 @@ import argparse
 from collections.abc import Sequence
 
 from .norm_record import FOLDER, NormRecord
-from .work_dirs import find_record, refuse_twice, run_names
+from .work_dirs import check_unique, find_record, run_names
 
 
 def add_record_arguments(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
@@ -23,7 +23,7 @@ def read_records(sources: Sequence[str]) -> tuple[list[NormRecord], list[str]]:
         RecordError: a record is missing or empty, or two of them are the same.
     """
     records = [find_record(source) for source in sources]
-    refuse_twice([record.path for record in records])
+    check_unique([record.path for record in records])
     return records, run_names(records)
 
 

@@ -59,7 +59,7 @@ def write_norms(out: Path, name: str, runs: Sequence[ComparedRun], errors: Mappi
         rows.append((run.norm, run.condition, run.seed, result['status'], *steps,
                      *(result['metrics'].get(metric, '') for metric in metrics), run.work_dir.relative_to(out)))
     return write_files(
-        out, name, [header.rstrip(), '', *_tables(results, metrics), *remarks(results)],
+        out, name, [header.rstrip(), '', *_tables(results, metrics), *result_notes(results)],
         ('norm', 'condition', 'seed', 'status', 'last_logged_step', 'failed_step', *metrics, 'work_dir'), rows,
         _curves(results, metrics, recipe))
 
@@ -137,7 +137,7 @@ def _number(value: float, metric: str) -> str:
     return f'{value:.3f}' if metric.startswith('coco/') else f'{value:.2f}'
 
 
-def remarks(results: Results) -> list[str]:
+def result_notes(results: Results) -> list[str]:
     """Lines below a table: runs that diverged, crashed, or are not finished."""
     lines = [f'- {run}: {result["message"]}' for run, result in results.items() if result['status'] == FAIL]
     lines += [f'- error in {run}: {result["message"]}' for run, result in results.items() if result['status'] == ERROR]

@@ -14,7 +14,7 @@ from mmunorm.utils import PreflightError
 
 @HOOKS.register_module()
 class InputStressHook(Hook):
-    """Scales a small share of the training batches by a large factor, which gives activations a heavy tail.
+    """Scales a small share of the training batches by a large factor, for heavy-tailed activations.
 
     With `probability`, all normalized inputs of a step are multiplied by one log-uniform factor. It depends only on
     `seed` and the step, so all runs with one seed, also resumed ones, have the same disturbed steps. Validation and

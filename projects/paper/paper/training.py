@@ -25,11 +25,11 @@ TRAIN = ROOT / 'tools/train.py'
 
 
 def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
-              after_each: Callable[[dict[ComparedRun, str]], object],
+              on_result: Callable[[dict[ComparedRun, str]], object],
               trusted: bool = False) -> dict[ComparedRun, str]:
     """Trains runs, `jobs` at a time, in the order of their configs; returns the errors by run.
 
-    `after_each` is called after each run with the errors so far. `trusted` runs get `--trust-checkpoint`. If this
+    `on_result` is called after each run with the errors so far. `trusted` runs get `--trust-checkpoint`. If this
     process is interrupted, it terminates the runs.
     """
     # Spinning threads slow down other processes.
@@ -74,7 +74,7 @@ def train_all(pending: Mapping[ComparedRun, Config], jobs: int,
             for future in as_completed(futures):
                 if problem := future.result():
                     errors[futures[future]] = problem
-                after_each(errors)
+                on_result(errors)
                 bar.update()
         except BaseException:
             stopping.append(True)

@@ -36,7 +36,7 @@ def find_record(source: str | Path) -> NormRecord:
     return record
 
 
-def refuse_twice(paths: Sequence[str | Path]) -> None:
+def check_unique(paths: Sequence[str | Path]) -> None:
     """Raises a RecordError if two of these paths, which exist, are one file or folder."""
     for i, path in enumerate(paths):
         if any(Path(path).samefile(other) for other in paths[:i]):
@@ -113,7 +113,7 @@ def read_work_dirs(folders: Sequence[str | Path]) -> list[WorkDir]:
     for folder in folders:
         if not Path(folder).is_dir():
             raise RecordError(f'there is no work directory {folder}.')
-    refuse_twice(folders)
+    check_unique(folders)
     return [_read_work_dir(name, Path(folder)) for name, folder in zip(distinct_names(folders), folders, strict=True)]
 
 
@@ -167,7 +167,7 @@ def measure_work_dir(run: WorkDir, span: int | None = None) -> MeasuredRun:
 
 def report_numbers(measured: Sequence[MeasuredRun], cka: Sequence[dict]) -> dict:
     """The numbers of the report, JSON-serializable: NaN and infinity become None."""
-    return _plain(dict(runs=[_run_numbers(*one) for one in measured], cka=list(cka)))
+    return _plain(dict(runs=[_run_numbers(*item) for item in measured], cka=list(cka)))
 
 
 def _run_numbers(run, pnac, histories, outliers, mean_shares, missing) -> dict:

@@ -3,7 +3,7 @@ import pytest
 
 from projects.paper.paper import training
 
-# Stands in for tools/train.py: what a run leaves behind, in no time. OUTCOMES/NORM decides.
+# Fakes tools/train.py: writes the files of a run at once. OUTCOMES/NORM decides.
 FAKE_TRAIN = """
 import json, pathlib, sys, time
 config, work_dir = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[3])

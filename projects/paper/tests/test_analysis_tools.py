@@ -86,7 +86,7 @@ def test_outliers(tmp_path, capsys):
     assert 'no layer with an outlier filter' in error_of(capsys, OUTLIERS, 'ln', '--out', 'b')
 
 
-def test_what_is_not_there_is_named(tmp_path, capsys):
+def test_errors(tmp_path, capsys):
     assert 'no folder gone' in error_of(capsys, PNAC, 'gone', '--out', 'a')
     (tmp_path / 'file').touch()
     write_record(tmp_path / 'w')

@@ -66,7 +66,7 @@ def test_every_norm_and_seed_is_trained_once(config, fake, capsys):
 
 
 @pytest.mark.slow
-def test_what_a_run_is_given(config, fake):
+def test_the_config_of_a_run(config, fake):
     compare(config, '--norms', 'LN', 'own=UN,window=8', '--seeds', 2, '--fail-patience', 4, '--stress', '--stress-lr',
             5, '--stress-scale', 3, 4, '--stress-probability', 0.5, '--cfg-options',
             'train_cfg.max_epochs=2', 'model.backbone.norm_cfg.alpha=0.5', 'optim_wrapper.optimizer.lr=0.25')
@@ -78,7 +78,7 @@ def test_what_a_run_is_given(config, fake):
         assert cfg['model']['backbone']['norm_cfg'] == norm_cfg
         assert cfg['custom_hooks'] == [dict(type='paper.DivergenceHook', patience=4, factor=3.0)]
         assert cfg['randomness']['seed'] == 1 and cfg['train_cfg']['max_epochs'] == 2
-        # All else is the recipe.
+        # The rest is the recipe.
         assert {key for key in base if base[key] != cfg[key]} == {
             'model', 'randomness', 'train_cfg', 'custom_imports'}
         assert cfg['custom_imports']['imports'] == ['mmunorm', 'projects.paper.paper']
@@ -88,13 +88,13 @@ def test_what_a_run_is_given(config, fake):
         assert cfg['optim_wrapper']['optimizer'].pop('lr') == 0.25 and stressed == cfg
     assert table('stress')[2] == '| LN | 50.00 ± 0.00 | 50.00 | 50.00 | 50.00 ± 0.00 | 50.00 | 50.00 |'
     text = read('stress.md')
-    # The table of more norms that may lie there is left alone.
+    # An existing table of more norms does not change.
     assert not os.path.exists('out/comparison.md')
     assert 'learning rate times 5; with probability 0.5' in text and 'between those of 3 and 4' in text
 
 
 @pytest.mark.slow
-def test_a_crash_and_a_run_of_another_process_are_errors_and_the_others_go_on(config, fake, capsys):
+def test_a_crash_and_a_locked_run_are_errors_and_others_continue(config, fake, capsys):
     fake('ln', 'crashes')
     os.makedirs('out/bn/seed_0')
     with open('out/bn/seed_0/lock', 'w') as lock:
@@ -114,7 +114,7 @@ def test_a_crash_and_a_run_of_another_process_are_errors_and_the_others_go_on(co
 
 
 @pytest.mark.slow
-def test_interruption_ends_the_runs_and_the_same_command_goes_on(config, fake, capsys):
+def test_interruption_ends_the_runs_and_the_same_command_resumes(config, fake, capsys):
     fake('un', 'sleeps')
 
     def interrupt():
@@ -143,7 +143,7 @@ def test_other_settings_in_the_same_folder_are_an_error(config, fake, capsys):
     assert 'out/ln/seed_0 was trained with other settings (optim_wrapper.optimizer.lr)' in printed
     assert 'another --out' in printed
     assert fake.calls() == [] and not os.path.exists('out/un')
-    with open('out/ln/seed_0.py', 'a') as file:  # a folder of somebody else's
+    with open('out/ln/seed_0.py', 'a') as file:  # a run with other settings
         file.write("open('marker', 'w')\n")
     compare(config, '--norms', 'LN', '--seeds', 1, status=2)
     assert 'cannot compare out/ln/seed_0.py' in capsys.readouterr().err and not os.path.exists('marker')
@@ -165,7 +165,7 @@ def test_pretrained_weights_of_each_norm_and_seed(config, fake, tmp_path):
     init_cfg = dict(type='Pretrained', checkpoint='ln_0.pth', prefix='backbone.')
     assert run_config('ln/seed_0').model.backbone.init_cfg == init_cfg
     assert 'error in PN seed 0: there are no backbone weights pn_0.pth' in read('comparison.md')
-    # UN+ keeps the means of the weights, if no option says otherwise.
+    # UN+ keeps the means of the weights unless an option sets `centered`.
     assert run_config('un_plus/seed_0').model.backbone.norm_cfg.centered == 'frozen'
     compare(config, *arguments, '--out', 'other', '--cfg-options', 'model.backbone.norm_cfg.centered=True', status=3)
     assert Config.fromfile('other/un_plus/seed_0.py').model.backbone.norm_cfg.centered is True
@@ -208,7 +208,7 @@ def test_what_cannot_be_stressed_is_refused_before_the_runs(recipe, reads, fake,
     (['LN', '--cfg-options', 'pretrained=a.pth'], '--cfg-options pretrained is not for a comparison'),
     (['LN', '--cfg-options', 'model.backbone.init_cfg.checkpoint=a.pth'], '--cfg-options model.backbone'),
     (['LN', '--cfg-options', 'load_from=a.pth'], "load_from='a.pth', which these runs would not load")])
-def test_what_is_refused(config, fake, arguments, text, capsys):
+def test_errors(config, fake, arguments, text, capsys):
     compare(config, '--norms', *arguments, status=2)
     assert text in capsys.readouterr().err
     assert fake.calls() == [] and not os.path.exists('out')

@@ -66,7 +66,7 @@ def test_table_of_some_finished_some_failed_and_some_missing(tmp_path):
         ('finished', '20', ''), ('FAIL', '', '17'), ('missing', '', ''), ('error', '', '')]
 
 
-def test_calm_beside_stressed_and_two_metrics(tmp_path):
+def test_calm_and_stressed_runs_and_two_metrics(tmp_path):
     runs = [ComparedRun(tmp_path, 'LN', 0), ComparedRun(tmp_path, 'LN', 0, STRESSED)]
     finish(runs[0], **{'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.25})
     fail(runs[1], 3)

@@ -8,7 +8,7 @@ from projects.paper.paper.curves import COLOURS, curves_figure, draw_curves, lin
 from tests.logs import train, write_log
 
 
-def test_validations_stand_at_the_last_training_step(tmp_path):
+def test_validations_get_the_last_training_step(tmp_path):
     # mmengine numbers validations by epoch, or 0.
     write_log(tmp_path, '1', [train(20, 3.0), train(40, math.nan), {'accuracy/top1': 50.0, 'step': 1},
                               train(60, 1.0), {'accuracy/top1': 75.0, 'step': 0}])
@@ -71,7 +71,7 @@ def test_a_norm_has_the_same_colour_in_every_figure():
     assert len(set(line_styles([*map(str, range(12)), 'UN', 'LN', 'BN']).values())) == 15
 
 
-def test_every_label_looks_different():
+def test_every_label_has_its_own_style():
     runs = {str(i): [dict(loss=np.array([[0, i], [1, i]]))] for i in range(14)}
     figure = curves_figure(dict(calm=runs), ['loss'], 'title')
     lines = figure.axes[0].lines

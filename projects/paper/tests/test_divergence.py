@@ -50,7 +50,7 @@ def begin(runner, **arguments):
 
 
 def go(hook, runner, losses):
-    """One step for each loss; a layer is broken while the loss is."""
+    """One step for each loss; a layer is not finite while the loss is not."""
     for loss in losses:
         runner.model.broken = 'middle' if math.isnan(loss) else None
         runner.model(torch.ones(2, 4))
@@ -83,7 +83,7 @@ def test_stops_at_the_first_bad_step(runner, interval, loss, text, tmp_path):
     assert record['message'] == runner.errors[0]
 
 
-def test_a_run_that_recovers_goes_on(runner, tmp_path):
+def test_a_run_that_recovers_continues(runner, tmp_path):
     """As under a loss scale, which skips a step that overflows. Without `factor`, any finite loss is good."""
     hook = begin(runner, patience=3, interval=2)
     go(hook, runner, [2.0] * 3 + [math.nan, 1e6, 1.0] * 20 + [math.nan] * 2)
@@ -94,11 +94,11 @@ def test_a_run_that_recovers_goes_on(runner, tmp_path):
 
 @pytest.mark.parametrize('when, broken', [
     ('step', 'last.weight'), ('epoch', 'middle.running_var'), ('validation', 'last.weight')])
-def test_what_is_not_finite_is_never_saved(runner, when, broken):
-    """Though the loss of the step that broke it was good, and patience is left."""
+def test_non_finite_weights_are_never_saved(runner, when, broken):
+    """Even if the loss of that step was finite, and patience is left."""
     runner.hooks = [CheckpointHook(interval=5, by_epoch=when != 'step')]
     hook = DivergenceHook()
-    hook.before_val_epoch(runner)  # outside of a training it looks at nothing
+    hook.before_val_epoch(runner)  # outside of training it checks nothing
     hook.before_train(runner)
     runner.message_hub.update_info('last_ckpt', 'iter_2.pth')
     go(hook, runner, [1.0] * 4)
@@ -114,7 +114,7 @@ def test_what_is_not_finite_is_never_saved(runner, when, broken):
 def test_a_compiled_model_is_one_graph(runner):
     hook = begin(runner, patience=2, interval=1)
     compiled = torch.compile(runner.model.last, backend='eager', fullgraph=compiles_as_one_graph())
-    # A release that leaves the graph at the norm names it.
+    # A release with a graph break at the norm names it.
     layer = '' if compiles_as_one_graph() else '; the first norm layer .* is last'
     with pytest.raises(DivergenceError, match=f'step 1: the loss is nan{layer}; 2 steps'):
         for runner.iter in range(2):
@@ -126,7 +126,7 @@ def test_the_start_is_remembered_by_a_resumed_run(runner):
     hook = begin(runner, patience=2)
     go(hook, runner, [1.0] * 4)
     hook.after_train_epoch(runner)
-    # The hub's state is what a checkpoint holds.
+    # A checkpoint has the hub's state.
     state = runner.message_hub.state_dict()
     runner.message_hub = MessageHub('resumed')
     runner.message_hub.load_state_dict(state)
@@ -144,12 +144,12 @@ def test_wrong_arguments(arguments, text):
 
 
 def test_a_real_run_records_where_it_diverged(in_a_folder, tmp_path):
-    """Its hook takes the place of the one that tools/train.py adds."""
+    """Its hook replaces the one that tools/train.py adds."""
     config = tiny_runs.write_classifier(tmp_path)
     config.write_text(config.read_text() + "custom_hooks = [dict(type='paper.DivergenceHook')]\n"
                       "custom_imports = dict(imports=['projects.paper.paper'])\n")
     with pytest.raises(SystemExit) as stop:
-        # The first step's update throws the weights out of float32.
+        # The first update overflows the weights.
         tiny_runs.call('train', config, '--work-dir', 'work', '--cfg-options', 'train_cfg.max_epochs=8',
                        'optim_wrapper.optimizer.lr=1e30')
     assert stop.value.code == 3
@@ -158,7 +158,7 @@ def test_a_real_run_records_where_it_diverged(in_a_folder, tmp_path):
 
 
 def diverge(rank, folder):
-    """A loop whose loss is bad in the second process alone; what it ends with."""
+    """A loop whose loss is bad in the second process alone; returns its error."""
     runner = make_runner(folder, nn.Sequential(nn.LayerNorm(2)))
     hook = begin(runner, patience=2, interval=5)
     try:
@@ -172,7 +172,7 @@ def diverge(rank, folder):
 
 @pytest.mark.slow
 def test_all_processes_stop_at_the_same_step(tmp_path):
-    """Also those whose own loss is fine: they would wait for the others for ever."""
+    """Also those with a finite loss, which would otherwise wait forever."""
     ended = processes.run(diverge, tmp_path)
     assert 'stopped at 9 the run diverged at step 7' in ended[0]
     assert ended[1] == ended[0]  # though the first process alone writes

@@ -1,4 +1,4 @@
-"""What the images show: names, lines, and that all text has its place, whatever the number of runs."""
+"""Names and lines in the figures; all text fits, for any number of runs."""
 import numpy as np
 import pytest
 from matplotlib.colors import same_color

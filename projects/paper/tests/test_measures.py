@@ -29,10 +29,10 @@ def test_pnac_of_a_record_is_scipys(record):
     np.testing.assert_allclose(measure.mean('activation'), percent[:, :2].mean(axis=1))
     np.testing.assert_array_equal(measures.finite_mean(np.array([[np.nan, np.inf], [np.inf, 3]]), axis=1), [np.nan, 3])
     assert len(list(measure.rows('run'))) == 2 * 2 * 3
-    remarks = ' '.join(measure.remarks())
-    assert NAMES[2] in remarks and '60 sequences' in remarks
-    assert '2 spans of 25 recorded steps; the 10 before the last span are in none.' in remarks
-    assert measures.measure_pnac(record).remarks()[0] == '1 span of 60 recorded steps.'
+    notes = ' '.join(measure.notes())
+    assert NAMES[2] in notes and '60 sequences' in notes
+    assert '2 spans of 25 recorded steps; the 10 before the last span are in none.' in notes
+    assert measures.measure_pnac(record).notes()[0] == '1 span of 60 recorded steps.'
 
 
 def test_records_that_do_not_fit_are_named(tmp_path):
@@ -42,7 +42,7 @@ def test_records_that_do_not_fit_are_named(tmp_path):
     frozen = NormRecord(write_record(tmp_path / 'frozen', gradient=False) / 'norm_statistics')
     measure = measures.measure_pnac(frozen)
     assert np.isnan(measure.mean('gradient')).all()
-    assert 'No layer has gradient statistics' in ' '.join(measure.remarks())
+    assert 'No layer has gradient statistics' in ' '.join(measure.notes())
     with pytest.raises(RecordError, match='no layer with an outlier filter; its norms are LayerNorm'):
         measures.accumulated_outliers(NormRecord(write_record(tmp_path / 'ln', norm='LayerNorm') / 'norm_statistics'))
     with pytest.raises(RecordError, match='0 to 29, not 30'):

@@ -55,7 +55,7 @@ def test_reads_what_was_written_and_numpy_and_json_alone_do(path):
 
 
 def test_rows_that_do_not_fit_on_the_disk_cost_no_earlier_ones(path):
-    """However far the write came. The limit on a file's size stands for the disk's end."""
+    """At any point of the write. A limit of the file size simulates a full disk."""
     writer = NormRecordWriter(path, LAYERS, dict(interval=1), resume_step=25)
     size = (path / 'steps.npy').stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -82,7 +82,7 @@ def test_steps_after_the_resumed_one_are_dropped(path, step):
 
 
 def test_a_new_run_moves_the_old_record_aside(path, tmp_path):
-    (path.parent / 'norm_statistics.new').touch()  # it cannot begin its record
+    (path.parent / 'norm_statistics.new').touch()  # it cannot create its record
     with pytest.raises(OSError):
         NormRecordWriter(path, LAYERS, {})
     check(path, 25)
@@ -101,13 +101,13 @@ def test_a_record_of_other_layers_or_steps_is_not_continued(path):
 
 
 @pytest.mark.parametrize('content', [b'', b'hello', b'[1]', b'{"layers": []}', b'\xff'])
-def test_what_is_no_record_is_named(tmp_path, content):
+def test_invalid_records(tmp_path, content):
     (tmp_path / 'record.json').write_bytes(content)
     with pytest.raises(RecordError, match='is not a record'):
         NormRecord(tmp_path)
 
 
-def test_a_damaged_file_another_version_and_what_is_missing_are_named(path, tmp_path):
+def test_damaged_other_and_missing_records(path, tmp_path):
     head = path / 'record.json'
     text = head.read_text()
     head.write_text(text.replace('"version": 3', '"version": 2'))

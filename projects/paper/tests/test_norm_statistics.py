@@ -124,7 +124,7 @@ def test_un_and_layer_norm_against_their_own_tensors(tmp_path, checkpointed):
     assert record.outliers()[-1, 0] == model.norm1.num_outliers
 
 
-def test_an_outlier_step_is_recorded_as_it_was(tmp_path):
+def test_an_outlier_step_is_recorded_unfiltered(tmp_path):
     """UN's own window holds `running_var` there."""
     model = Model(UN(6, warmup_iters=2, window=2))
     watch = Watch(model)
@@ -234,7 +234,7 @@ def test_resume_has_no_gap_and_nothing_twice(tmp_path):
     for hook, text in ((dict(layers=['1$']), 'other layers'), (dict(interval=2), 'with interval=1, and')):
         with pytest.raises(PreflightError, match=text):
             train(tmp_path / 'parts', Model(UN(6, warmup_iters=2)), steps=12, resume=True, hook=hook)
-    # A run that begins anew keeps the old record beside its own.
+    # A new run keeps the old record.
     assert len(train(tmp_path / 'parts', Model(UN(6)), steps=2).steps) == 2
     assert len(NormRecord(tmp_path / 'parts/norm_statistics.old').steps) == 9
 
@@ -291,13 +291,13 @@ def train_killed(work_dir):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on(tmp_path):
+def test_a_killed_run_resumes(tmp_path):
     process = FORKSERVER.Process(target=train_killed, args=(tmp_path / 'w', ))
     process.start()
     process.join(300)
     assert process.exitcode == -signal.SIGKILL
     record = NormRecord(tmp_path / 'w/norm_statistics')
-    assert record.steps.tolist() == [1, 2, 3]  # as far as the checkpoint
+    assert record.steps.tolist() == [1, 2, 3]  # up to the checkpoint
     record = train(tmp_path / 'w', Model(UN(6, warmup_iters=2)), steps=9, resume=True)
     assert record.steps.tolist() == list(range(1, 10))
 

@@ -77,7 +77,7 @@ def test_a_run_with_a_log_alone_or_a_short_record(tmp_path):
 
 
 def test_a_config_is_named_and_not_run(tmp_path):
-    """A work directory may be somebody else's."""
+    """A work directory may be from another user."""
     folder = tmp_path / 'run'
     log(folder, 1)
     (folder / 'un.py').write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
@@ -100,7 +100,7 @@ def test_folders_that_are_no_runs(tmp_path):
 
 
 def test_cka_of_the_same_models_twice(tmp_path):
-    """Such as of two checkpoints of a run: each keeps its own line."""
+    """Such as of two checkpoints of a run: each has a line."""
     for i, name in enumerate(('early', 'late', 'other')):
         (tmp_path / name).mkdir()
         (tmp_path / name / 'cka.json').write_text(json.dumps(
@@ -113,7 +113,7 @@ def test_cka_of_the_same_models_twice(tmp_path):
         read_cka([tmp_path / 'early', tmp_path / 'early/cka.json'])
 
 
-def test_numbers_beside_the_page(measured):
+def test_numbers_in_json(measured):
     numbers = json.loads(json.dumps(report_numbers(measured, [CKA]), allow_nan=False))
     ln, un = numbers['runs']
     assert (ln['name'], ln['norms'], ln['config']) == ('ln', 'LayerNorm', 'some_config.py')
@@ -139,13 +139,13 @@ def test_numbers_beside_the_page(measured):
 @pytest.mark.skipif(CHROMIUM is None, reason='no Chromium')
 @pytest.mark.parametrize('width', [390, 1400])
 def test_a_browser_shows_it_without_scrolling_sideways(report, tmp_path, width):
-    # The page itself runs no script; this copy tells its own size.
+    # The page runs no script; this copy prints its size.
     page = report.replace('</body>', (
         '<script>document.title = [document.documentElement.scrollWidth, innerWidth,'
         ' [...document.images].filter(image => image.naturalWidth).length].join()</script></body>'))
     inner, outer = tmp_path / 'page.html', tmp_path / 'frame.html'
     inner.write_text(page)
-    # A window has a least width; a frame has none.
+    # A window has a minimum width; a frame has none.
     outer.write_text(f'<iframe src="page.html" style="width:{width}px;height:900px;border:0"></iframe>'
                      '<script>onload = () => document.body.append(frames[0].document.title)</script>')
     result = subprocess.run(

@@ -23,7 +23,7 @@ def begin(hook, start=0):
 
 
 def seen(hook, steps, start=0):
-    """What the model sees of inputs of one, step by step."""
+    """The inputs of the model for inputs of ones, by step."""
     runner = begin(hook, start)
     inputs = []
     for runner.iter in range(start, start + steps):
@@ -32,7 +32,7 @@ def seen(hook, steps, start=0):
         assert data['data_samples'] == 'samples'
         inputs.append(data['inputs'][0].item())
         hook.after_train_iter(runner, 0)
-        # A validation between two steps is left alone.
+        # A validation between two steps is not disturbed.
         assert runner.model.data_preprocessor(dict(inputs=torch.ones(2)), False)['inputs'][0] == 1
     hook.after_train(runner)
     return np.array(inputs)
@@ -61,7 +61,7 @@ def test_wrong_arguments(arguments, text):
         InputStressHook(**arguments)
 
 
-def test_what_is_no_batch_of_images_is_refused_in_the_first_step():
+def test_other_inputs_are_refused_in_the_first_step():
     """Not in the first step that is disturbed."""
     hook = InputStressHook(probability=0)
     runner = begin(hook)

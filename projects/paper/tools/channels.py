@@ -46,7 +46,7 @@ def main(argv=None):
               ((name, history.layer, history.channel, history.field, *values) for history in histories
                for values in zip(history.steps, history.values, history.gm, history.am, strict=True)))
     save(statistics_figure(name, histories, args.window), out / 'channels.png')
-    print(f'{out} has channels.csv and channels.png.')
+    print(f'written: channels.csv and channels.png in {out}')
 
 
 if __name__ == '__main__':

@@ -97,12 +97,12 @@ def main(argv=None):
         diagonal = cka.diagonal()
         summary['mean_diagonal'] = round(float(np.nanmean(diagonal)), 6)
         save(cka_diagonal_figure({f'{names[0]} and {names[1]}': diagonal}, layers_a),
-                      out / 'cka_diagonal.png')
+             out / 'cka_diagonal.png')
         print(f'mean CKA at equal depth: {summary["mean_diagonal"]:.3f}')
     else:
         print('The models have different layers, so there is no diagonal.')
     write_text(out / 'cka.json', json.dumps(summary, indent=1))
-    print(f'{out} has cka.csv, cka.json and the images.')
+    print(f'written: cka.csv, cka.json and figures in {out}')
 
 
 if __name__ == '__main__':

@@ -13,18 +13,18 @@ import argparse
 import shlex
 import sys
 
-from mmunorm.cli.arguments import command, load_config, not_negative
+from mmunorm.cli.arguments import command, load_config, non_negative
 from mmunorm.cli.datasets import class_name
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, count_steps, name_means, parse_presets, set_norm, slug
+from mmunorm.config.presets import HELP, count_steps, parse_presets, set_norm, sets_centered, slug
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
 from mmunorm.utils import PreflightError
 from projects.paper.paper.comparing import (
     add_comparison_arguments,
+    check_initial_weights,
     check_settings,
     checked_hook,
-    refuse_other_weights,
     seeded,
     train_and_write,
     with_norm,
@@ -62,7 +62,7 @@ def parse_args(argv=None):
                         metavar=('LEAST', 'GREATEST'), help='range of the factor (default 2 30)')
     stress.add_argument('--stress-lr', type=float, default=1.5,
                         help='factor for the learning rate (default 1.5)')
-    parser.add_argument('--first-seed', type=not_negative, default=0, help='the first of the --seeds (default 0)')
+    parser.add_argument('--first-seed', type=non_negative, default=0, help='the first of the --seeds (default 0)')
     add_comparison_arguments(parser)
     return parser.parse_args(argv)
 
@@ -72,11 +72,11 @@ def plan(args):
     base = load_config(args.config, args.cfg_options)
     if 'norm_cfg' not in (base.model.get('backbone') or {}):
         raise PreflightError(f'{args.config} has no model.backbone.norm_cfg to replace.')
-    refuse_other_weights(base, args.config, args.cfg_options)
+    check_initial_weights(base, args.config, args.cfg_options)
     if args.stress and learning_rate(base) is None:
         raise PreflightError(f'--stress raises optim_wrapper.optimizer.lr, which {args.config} does not set.')
     # A model whose inputs must not be multiplied declares its inputs.
-    if args.stress and (inputs := getattr(MODELS.get(class_name(base.model)), 'not_stressed', None)):
+    if args.stress and (inputs := getattr(MODELS.get(class_name(base.model)), 'stress_obstacle', None)):
         raise PreflightError(f'--stress multiplies normalized images by a factor, and {base.model.type} reads '
                              f'{inputs}.')
     check_data(base, ['train', 'val'])
@@ -116,7 +116,7 @@ def make_config(recipe, run, args):
         set_pretrained(cfg, path)
     elif pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
-    set_norm(cfg, cfg.model.backbone.norm_cfg, keep_means=not name_means(args.cfg_options))
+    set_norm(cfg, cfg.model.backbone.norm_cfg, keep_means=not sets_centered(args.cfg_options))
     return cfg
 
 

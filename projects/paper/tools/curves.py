@@ -6,7 +6,7 @@ from mmunorm.utils import PreflightError, plural
 from projects.paper.paper.curves import METRICS, curves_figure, read_scalars
 from projects.paper.paper.layout import save
 from projects.paper.paper.measures import write_csv
-from projects.paper.paper.work_dirs import distinct_names, refuse_twice
+from projects.paper.paper.work_dirs import check_unique, distinct_names
 
 
 def parse_args(argv=None):
@@ -25,7 +25,7 @@ def main(argv=None):
     for path, scalars in zip(args.log, logs, strict=True):
         if not scalars:
             raise PreflightError(f'there is no mmengine log (TIME/vis_data/scalars.json) with a line in {path}.')
-    refuse_twice(args.log)
+    check_unique(args.log)
     runs = dict(zip(distinct_names(args.log), logs, strict=True))
     found = dict.fromkeys(key for scalars in logs for key in scalars)
     keys = args.keys or [key for key in ('loss', *METRICS) if key in found]
@@ -37,9 +37,9 @@ def main(argv=None):
     write_csv(out / 'curves.csv', ('run', 'scalar', 'step', 'value'),
               ((name, key, int(step), value) for name, scalars in runs.items() for key in keys
                for step, value in scalars.get(key, ())))
-    save(curves_figure({'': {name: [scalars] for name, scalars in runs.items()}}, keys,
-                                'Training curves'), out / 'curves.png')
-    print(f'{out} has curves.csv and curves.png: {", ".join(keys)} of {plural(len(runs), "run")}.')
+    save(curves_figure({'': {name: [scalars] for name, scalars in runs.items()}}, keys, 'Training curves'),
+         out / 'curves.png')
+    print(f'written: curves.csv and curves.png in {out}: {", ".join(keys)} of {plural(len(runs), "run")}.')
 
 
 if __name__ == '__main__':

@@ -25,7 +25,7 @@ def main(argv=None):
               ((name, layer, step, count) for step, row in zip(steps, counts, strict=True)
                for layer, count in zip(layers, row, strict=True)))
     save(outliers_figure(name, layers, steps, counts), out / 'outliers.png')
-    print(f'{out} has outliers.csv and outliers.png.')
+    print(f'written: outliers.csv and outliers.png in {out}')
 
 
 if __name__ == '__main__':

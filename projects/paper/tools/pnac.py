@@ -30,9 +30,9 @@ def main(argv=None):
     for name, measure, suffix in zip(names, measures.values(), suffixes(records), strict=True):
         save(pnac_layers_figure(name, measure), out / f'pnac_layers{suffix}.png')
         save(pnac_density_figure(name, measure), out / f'pnac_density{suffix}.png')
-        for remark in measure.remarks():
-            print(f'{name}: {remark}')
-    print(f'{out} has pnac.csv and the images.')
+        for note in measure.notes():
+            print(f'{name}: {note}')
+    print(f'written: pnac.csv and figures in {out}')
 
 
 if __name__ == '__main__':

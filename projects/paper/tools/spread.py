@@ -28,7 +28,7 @@ def main(argv=None):
         widest = int(np.nanargmax(spread))
         print(f'{name}: spread {np.nanmean(spread):.3f} on average, {spread[widest]:.3f} in {layers[widest]}; '
               f'{np.nansum(outliers):.0f} outlier steps of {np.isfinite(outliers).sum() * args.span}')
-    print(f'{out} has spread.csv.')
+    print(f'written: {out}/spread.csv')
 
 
 if __name__ == '__main__':

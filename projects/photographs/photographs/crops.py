@@ -16,18 +16,18 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from mmunorm.datasets.made_folder import is_made, making_folder
+from mmunorm.datasets.atomic_folder import atomic_folder, is_complete
 from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
 from projects.photographs.photographs.apt import fetch_packages
 
 SPLITS = ('train', 'test')
-TEST_SHARE = 8  # one image in so many
+TEST_EVERY = 8  # one image in so many
 # Minimum shorter side of an image, and minimum number of colours of its thumbnail with 4 bits per channel.
 SHORTEST, COLOURS = 200, 250
 # Minimum side of a crop; the number of crops of an image is its area over this area, within the bounds.
 SMALLEST_CROP, CROPS = 224, (4, 60)
 # Images are near-duplicates if the mean difference of their thumbnails of 4 x 4 pixels is below this.
-SAME = 4.
+MAX_DIFFERENCE = 4.
 # Must be incremented when a change of the code changes the files for the same settings.
 VERSION = 1
 
@@ -35,7 +35,7 @@ PACKAGES = (
     'plasma-workspace-wallpapers', 'mate-backgrounds', 'lomiri-wallpapers-16.04', 'lomiri-wallpapers-20.04',
     'ukui-wallpapers', 'gnome-backgrounds', 'jigzo-data', 'palapeli-data', 'gcompris-qt-data', 'opencv-doc',
     'stellarium-data', 'supertuxkart-data')
-INSTEAD = 'name folders of your own images with --images'
+HINT = 'name folders of your own images with --images'
 # Magic bytes of JPEG, PNG and WebP files.
 _IMAGE = re.compile(rb'\xff\xd8\xff|\x89PNG\r\n\x1a\n|RIFF.{4}WEBP', re.DOTALL)
 
@@ -109,7 +109,7 @@ def varied_images(sources: Sequence[Source]) -> list[Source]:
             found.append((-len(source.read()), source.name, source, tiny))
     kept, thumbnails = [], np.empty((len(found), 48), np.float32)
     for _, _, source, tiny in sorted(found, key=lambda source: source[:2]):
-        if not (np.abs(thumbnails[:len(kept)] - tiny).mean(1) < SAME).any():
+        if not (np.abs(thumbnails[:len(kept)] - tiny).mean(1) < MAX_DIFFERENCE).any():
             thumbnails[len(kept)] = tiny
             kept.append(source)
     return sorted(kept, key=lambda source: source.name)
@@ -127,7 +127,7 @@ def crops_of(image: Image.Image, rng: np.random.Generator, size: int) -> Iterato
 
 
 def make_crops(out, images=(), seed=0, size=256, force=False):
-    """Make a folder of unlabelled crops, as a whole or not at all.
+    """Make a folder of unlabelled crops, atomically.
 
     The folder has ``train/`` and ``test/`` with a JPEG ``IMAGE_CROP.jpg`` per crop, and ``README.md`` with number,
     origin and checksum of each image. The crops are deterministic, given the arguments and the images.
@@ -146,15 +146,15 @@ def make_crops(out, images=(), seed=0, size=256, force=False):
 
     Raises:
         PreflightError: there are too few images, or apt cannot download them.
-        FolderError: the folder must not be overwritten; see ``made_folder.is_made``.
+        FolderError: the folder must not be overwritten; see ``atomic_folder.is_complete``.
     """
     settings = dict(seed=seed, size=size, version=VERSION, images=[str(folder) for folder in images])
-    if is_made(out, settings, force):
+    if is_complete(out, settings, force):
         return None
     folders = [Path(folder) for folder in images]
     if not folders:
         root = Path(out).parent / 'debian_images'
-        fetch_packages(root, PACKAGES, 'the images', INSTEAD)
+        fetch_packages(root, PACKAGES, 'the images', HINT)
         folders = [root / package for package in PACKAGES]
     found = [source._replace(name=f'{folder.name}/{source.name}')
              for folder in folders for source in find_images(folder)]
@@ -165,9 +165,9 @@ def make_crops(out, images=(), seed=0, size=256, force=False):
             raise PreflightError(f'--images {" ".join(map(str, folders))}: of {len(found)} images, {len(kept)} differ '
                                  f'and have {SHORTEST} pixels a side and {COLOURS} colours; each split needs one.')
         order = np.random.default_rng(seed).permutation(len(kept))
-        test = set(order[:max(1, len(kept) // TEST_SHARE)].tolist())
+        test = set(order[:max(1, len(kept) // TEST_EVERY)].tolist())
         counts = dict(images=dict(train=len(kept) - len(test), test=len(test)), crops=dict.fromkeys(SPLITS, 0))
-        with making_folder(out, settings, force) as folder:
+        with atomic_folder(out, settings, force) as folder:
             for split in SPLITS:
                 (folder / split).mkdir()
             rows = []

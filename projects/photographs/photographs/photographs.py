@@ -15,9 +15,9 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from mmunorm.datasets.atomic_folder import atomic_folder, is_complete
 from mmunorm.datasets.contact_sheet import draw_contact_sheet
 from mmunorm.datasets.digits import check_settings
-from mmunorm.datasets.made_folder import is_made, making_folder
 from mmunorm.datasets.scenes import save_image, write_scenes
 from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
 from projects.photographs.photographs.apt import fetch_packages
@@ -39,8 +39,8 @@ LICENCES = {
     'mate-backgrounds': 'GPL 2 or later, and CC BY-SA 4.0',
     'lomiri-wallpapers-16.04': 'CC BY 4.0 and CC BY-SA 4.0',
 }
-INSTEAD = ('unpack the packages ' + ', '.join(LICENCES) + ' of Debian elsewhere, and name the folders with --stamps '
-           'and --backgrounds')
+HINT = ('unpack the packages ' + ', '.join(LICENCES) + ' of Debian elsewhere, and name the folders with --stamps '
+        'and --backgrounds')
 
 
 def find_stamps(folder: Path) -> list[list[tuple[str, Path]]]:
@@ -89,7 +89,7 @@ def split_sources(sources: Sequence, seed: int) -> dict[str, list]:
 
 def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500, val_scenes=200, scene_size=128,
                      train_images=12000, val_images=1000, image_size=32, force=False):
-    """Make both sets in one folder, as a whole or not at all.
+    """Make both sets in one folder, atomically.
 
     The folder has ``coco/``, ``imagenet/``, ``preview.png`` with annotated val scenes, and ``README.md`` with licence
     and checksum of each source file. The images are deterministic, given the arguments and source files.
@@ -113,7 +113,7 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
     Raises:
         ValueError: a number is outside ``digits.LIMITS``.
         PreflightError: source images are missing.
-        FolderError: the folder must not be overwritten; see ``made_folder.is_made``.
+        FolderError: the folder must not be overwritten; see ``atomic_folder.is_complete``.
     """
     sizes = dict(seed=seed, train_scenes=train_scenes, val_scenes=val_scenes, scene_size=scene_size,
                  train_images=train_images, val_images=val_images, image_size=image_size)
@@ -121,18 +121,18 @@ def make_photographs(out, stamps=None, backgrounds=(), seed=0, train_scenes=1500
     settings = {**sizes, 'version': VERSION}
     if stamps is not None:
         settings.update(stamps=str(stamps), backgrounds=[str(folder) for folder in backgrounds])
-    if is_made(out, settings, force):
+    if is_complete(out, settings, force):
         return None
     if stamps is None:
         sources = Path(out).parent / 'debian_images'
-        fetch_packages(sources, LICENCES, 'the images', INSTEAD)
+        fetch_packages(sources, LICENCES, 'the images', HINT)
         stamps = sources / STAMP_PACKAGE / 'usr/share/tuxpaint/stamps'
         backgrounds = [sources / package for package in LICENCES if package != STAMP_PACKAGE]
     kinds = [split_sources(kind, seed) for kind in find_stamps(Path(stamps))]
     photographs = split_sources(find_backgrounds([Path(folder) for folder in backgrounds]), seed)
     counts = dict(stamps={split: sum(len(kind[split]) for kind in kinds) for split in SPLITS},
                   backgrounds={split: len(photographs[split]) for split in SPLITS}, objects={})
-    with making_folder(out, settings, force) as folder:
+    with atomic_folder(out, settings, force) as folder:
         for split in SPLITS:
             drawer = _Drawer(split, seed, [[read_stamp(path, name, label) for name, path in kind[split]]
                                            for label, kind in enumerate(kinds)],

@@ -2,7 +2,7 @@
 
 # The objects: folders and names, without `.png`, below the folder of tuxpaint's stamps. Drawings, mirrored twins and
 # silhouettes are left out, and so are kinds with few photographs (insects, trees) or little in common (sea animals,
-# vehicles): what is seen of them in training hardly helps with others.
+# vehicles): training on some hardly helps with others.
 STAMPS = {
     'animal': {
         'animals/mammals': 'badger elephant echidna ferret giraffe hippopotamus pig pig_golden pig_golden2 '

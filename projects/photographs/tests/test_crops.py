@@ -20,7 +20,7 @@ def photograph(seed, size=(300, 240)):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Nine photographs, and what must not be used."""
+    """Nine photographs, and images to ignore."""
     folder = tmp_path / 'images'
     (folder / 'deep').mkdir(parents=True)
     for seed in range(9):
@@ -54,7 +54,7 @@ def test_splits_share_no_image(folder, tmp_path):
     assert {row[0] for row in rows if row[1] == 'test'} == test
 
 
-def test_the_same_arguments_give_the_same_crops(folder, tmp_path):
+def test_crops_are_deterministic(folder, tmp_path):
     folders = [tmp_path / name for name in 'abc']
     for out, seed in zip(folders, (0, 0, 1), strict=True):
         make_crops(out, [folder], seed, size=16)
@@ -93,7 +93,7 @@ def test_images_inside_resources_of_qt(tmp_path):
     assert all(source.open().size == (300, 240) for source in found)
 
 
-def test_what_is_transparent_is_grey(tmp_path):
+def test_transparent_pixels_are_grey(tmp_path):
     image = photograph(0).convert('RGBA')
     image.putalpha(0)
     image.save(tmp_path / 'a.png')

@@ -104,7 +104,7 @@ def test_a_mask_is_where_the_object_is(tmp_path):
         assert pixels[mask].mean() > 3 * pixels[~mask].mean()
 
 
-def test_the_same_arguments_give_the_same_files(data_set, tmp_path):
+def test_files_are_deterministic(data_set, tmp_path):
     """And a scene does not depend on how many there are."""
     make_tiny(tmp_path / 'same', tmp_path / 'a', **TINY)
     same, known = contents(tmp_path / 'same'), contents(data_set[0])
@@ -146,7 +146,7 @@ def test_too_few_images_are_one_line(tmp_path):
     assert not (tmp_path / 'out').exists()
 
 
-def test_a_folder_is_made_once_and_with_other_settings_only_by_force(tmp_path):
+def test_a_folder_is_overwritten_only_by_force(tmp_path):
     folders = make_stamps(tmp_path)
     arguments = dict(stamps=folders[0], backgrounds=[folders[1]], train_scenes=1, val_scenes=1, train_images=1,
                      val_images=1)
@@ -161,7 +161,7 @@ def test_a_folder_is_made_once_and_with_other_settings_only_by_force(tmp_path):
 
 
 @pytest.mark.parametrize('error', [KeyboardInterrupt, OSError])
-def test_interruption_leaves_nothing(tmp_path, monkeypatch, error):
+def test_interruption_writes_nothing(tmp_path, monkeypatch, error):
     def fail(*args, **kwargs):
         raise error
 

@@ -10,7 +10,7 @@ from .makers import make_stamps
 TOOL = 'photographs:make_photographs'
 TINY = (TOOL, '--train-scenes', 1, '--val-scenes', 1, '--scene-size', 64, '--train-images', 10, '--val-images', 10)
 
-# Stand in for apt-get, which leaves lists and packages in its folder, and for dpkg-deb. A package links to a folder.
+# Fakes of apt-get, which writes lists and packages into its folder, and of dpkg-deb. A package links to a folder.
 APT_GET = """#!/bin/sh
 case "$4" in
 update) touch lists/x_Packages;;
@@ -41,7 +41,7 @@ def packages(tmp_path, monkeypatch):
     return folder
 
 
-def test_made_from_packages_and_only_once(call, packages):
+def test_from_packages_and_only_once(call, packages):
     printed = call(*TINY)
     assert 'train 1 scenes of 64x64' in printed and '10 images of 32x32, from 14 stamps and 3 backgrounds' in printed
     assert 'data/photographs has 7 kinds: animal,' in printed
@@ -54,20 +54,20 @@ def test_made_from_packages_and_only_once(call, packages):
     assert '7 kinds' in call(*TINY, '--seed', 1, '--force')
 
 
-def test_what_stops_it_leaves_nothing(call, packages, monkeypatch):
+def test_errors_write_nothing(call, packages, monkeypatch):
     (packages / 'mate-backgrounds').rename(packages / 'gone')
     error = call(*TINY)
-    assert 'has not got the package mate-backgrounds (E: Unable to locate package mate-backgrounds)' in error
+    assert 'cannot download the package mate-backgrounds (E: Unable to locate package mate-backgrounds)' in error
     assert '--stamps and --backgrounds' in error
     monkeypatch.setattr(apt, 'HELPER', 'nowhere')
     error = call(*TINY)
     assert 'this system has no apt' in error and '--stamps and --backgrounds' in error
     assert [path.name for path in Path('data').iterdir()] == ['debian_images']
-    kept = {path.name for path in Path('data/debian_images').iterdir()}  # those that apt got before
+    kept = {path.name for path in Path('data/debian_images').iterdir()}  # those already downloaded
     assert kept == set(list(LICENCES)[:list(LICENCES).index('mate-backgrounds')])
 
 
-def test_packages_of_other_tools_beside_them_stay(call, packages):
+def test_other_packages_are_kept(call, packages):
     (packages / 'other').mkdir()
     apt.fetch_packages(Path('data/debian_images'), ['other', STAMP_PACKAGE], 'the images', '')
     assert '7 kinds' in call(*TINY)

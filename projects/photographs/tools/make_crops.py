@@ -1,11 +1,11 @@
 """Cut unlabelled crops of photographs and other images, to calibrate and adapt a converted model on."""
 from mmunorm.cli.arguments import command, positive
-from mmunorm.cli.making import make_data, maker_parser
+from mmunorm.cli.data_tools import data_parser, run_maker
 from projects.photographs.photographs.crops import SPLITS, make_crops
 
 
 def parse_args(argv=None):
-    parser = maker_parser(
+    parser = data_parser(
         __doc__, 'data/crops', 'Without --images, apt fetches packages of Debian (1.2 GB) from the sources of this '
         'system, as an ordinary user, installs nothing and unpacks them in debian_images beside OUT.')
     parser.add_argument('--images', metavar='DIR', nargs='+', default=[], help='folders of your own images instead')
@@ -16,7 +16,7 @@ def parse_args(argv=None):
 @command
 def main(argv=None):
     args = parse_args(argv)
-    counts = make_data(make_crops, **vars(args))
+    counts = run_maker(make_crops, **vars(args))
     if counts is None:
         return
     for split in SPLITS:

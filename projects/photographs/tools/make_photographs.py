@@ -1,12 +1,12 @@
 """Make the photographs: cut-out objects on photographs, as COCO scenes and ImageNet folders."""
 from mmunorm.cli.arguments import command
-from mmunorm.cli.making import add_set_arguments, make_data, maker_parser
+from mmunorm.cli.data_tools import add_size_arguments, data_parser, run_maker
 from mmunorm.utils import PreflightError
 from projects.photographs.photographs.photographs import CLASSES, SPLITS, make_photographs
 
 
 def parse_args(argv=None):
-    parser = maker_parser(
+    parser = data_parser(
         __doc__, 'data/photographs', 'apt fetches the images (320 MB) from the package sources of this system, as an '
         'ordinary user, installs nothing and unpacks them in debian_images beside OUT, unless --stamps and '
         '--backgrounds say where.')
@@ -14,7 +14,7 @@ def parse_args(argv=None):
                         help="folder of tuxpaint's stamps, such as /usr/share/tuxpaint/stamps")
     parser.add_argument('--backgrounds', metavar='DIR', nargs='+', default=[],
                         help='folders that have the wallpapers, such as /usr/share/wallpapers /usr/share/backgrounds')
-    add_set_arguments(parser, train_images=12000, more=', and as many of test')
+    add_size_arguments(parser, train_images=12000, more=', and as many of test')
     return parser.parse_args(argv)
 
 
@@ -24,7 +24,7 @@ def main(argv=None):
     out = args['out']
     if (args['stamps'] is None) != (not args['backgrounds']):
         raise PreflightError('--stamps and --backgrounds must be given together.')
-    counts = make_data(make_photographs, **args)
+    counts = run_maker(make_photographs, **args)
     if counts is None:
         return
     size, side = args['scene_size'], args['image_size']

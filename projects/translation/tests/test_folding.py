@@ -50,6 +50,6 @@ def test_folding_is_exact_for_any_statistics(scheme, seed, norm):
     assert_folds(randomize(task(scheme, norm, beam=2), seed).eval())
 
 
-def test_norms_whose_outputs_are_mixed_stay():
+def test_norms_whose_outputs_are_mixed_are_kept():
     model = randomize(task('DLCL', beam=2)).eval()
     assert_folds(model, [name for name, _ in model.named_modules() if name.endswith('mix_norm')])

@@ -1,4 +1,4 @@
-"""The task in mmengine's Runner, by the tools, on sentences that stand in for text: a target is its source reversed."""
+"""The task in mmengine's Runner, by the tools, on synthetic sentences: a target is its source reversed."""
 import json
 import math
 

@@ -14,7 +14,7 @@ from .models import VOCABULARY, randomize, sentences, task
 
 
 def searched(seed, scheme='PreNorm', norm='LN', end=1., **kwargs):
-    """A model whose next tokens are far from equally likely; the end is more so by `end`."""
+    """A model with peaked distributions of the next token; `end` is added to the logit of EOS."""
     torch.manual_seed(seed)
     model = randomize(task(scheme, norm, **kwargs), seed).eval()
     with torch.no_grad():
@@ -72,7 +72,7 @@ def test_the_keys_of_the_source_are_computed_once():
     decoder = CachedDecoder(model.backbone, source)
     beam_search(decoder, [6, 9], 4, 1.)
     assert len(calls) == 1
-    # A sentence that is finished takes no more time.
+    # A finished sentence costs nothing.
     assert decoder.cache[0]['self'][0].shape[:3:2] == (4, 9) and len(decoder.memory.tokens) == 1
 
 
@@ -82,7 +82,7 @@ def test_a_translation_ends_at_its_limit():
     assert lengths == [2 * 2 + 20 - 1, 2 * 5 + 20 - 1]
 
 
-def test_what_cannot_be_computed_gives_nothing():
+def test_no_hypotheses_of_nan():
     model = searched(0)
     with torch.no_grad():
         model.backbone.output.bias.fill_(math.nan)

@@ -11,7 +11,7 @@ from projects.translation.translation.text.lines import read_lines
 from .text.conftest import VOCAB_SIZE, text  # noqa: F401  a fixture
 from .text.makers import apt_lists, sentence_pairs
 
-# Stands in for apt-get: leaves the lists where the configuration says.
+# A fake of apt-get: writes the lists where the configuration says.
 APT_GET = """#!/bin/sh
 test "$1" = -c && test "$3" = -q || exit 100
 grep -qE '"en"; "it"' "$2" || echo 'W: no such language' >&2
@@ -39,7 +39,7 @@ def fake_apt(tmp_path, monkeypatch):
 MAKE = 'translation:make_translation', '--vocab-size', VOCAB_SIZE
 
 
-def test_made_from_package_descriptions(call, fake_apt):
+def test_from_package_descriptions(call, fake_apt):
     pytest.importorskip('sentencepiece')
     printed = call(*MAKE)
     folder = Path('data/translation/en-it')
@@ -91,7 +91,7 @@ def test_noise_stays_in_its_line(call, text):  # noqa: F811
     assert 'would overwrite' in call('translation:train_subwords', 'noisy.src', '--out', 'noisy.src')
 
 
-def test_what_stops_it_changes_nothing(call, fake_apt, monkeypatch):
+def test_errors_change_nothing(call, fake_apt, monkeypatch):
     pytest.importorskip('sentencepiece')
     error = call(*MAKE, '--pair', 'en-da')
     assert "no descriptions in the language 'da' (W: no such language); bring your own text" in error

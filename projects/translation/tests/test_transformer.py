@@ -1,4 +1,4 @@
-"""The network against torch's own, and what padding, schemes and sizes do to it."""
+"""The network against torch's own, with padding, schemes and sizes."""
 import copy
 import math
 import warnings
@@ -183,7 +183,7 @@ def test_admin_measures_real_tokens_and_each_stack_by_itself():
     profile_admin(model, lambda: model(source, target))
     for first in (model.encoder[0].residual1, model.decoder[0].residual1):
         assert torch.equal(first.weight, torch.ones_like(first.weight))
-    # In the encoder padded tokens have numbers of their own; each row alone has none.
+    # In the encoder, padded tokens have values; a single row has no padding.
     values = []
     longer.encoder[0].residual1.drop.register_forward_pre_hook(lambda _, args: values.append(args[0].flatten()))
     with torch.no_grad():

@@ -61,7 +61,7 @@ def translate(folder, monkeypatch, capsys):
 def test_each_line_has_its_translation_in_its_place(translate, folder):
     translations = translate('a.pth', 'lines')
     assert len(translations) == 5 and [bool(line) for line in translations] == [True, True, False, True, True]
-    # Folding changes nothing, before or now, nor do batches.
+    # Neither folding nor batches change the translations.
     assert translate('folded.pth', 'lines', '--batch-size', '1') == translations
     assert translate('a.pth', 'lines', '--fuse') == translations
     assert translate('a.pth', 'lines', '--beam', '1') != translations
@@ -93,7 +93,7 @@ def test_several_hypotheses_with_scores(translate):
     (['a.pth', 'lines', '--length-penalty', 'inf'], '--length-penalty must be from 0 to 10, got inf'),
     (['a.pth', 'lines', '--cfg-options', 'model.backbone.vocab_size=286'], 'subwords'),
     (['a.pth', 'lines', '--cfg-options', 'test_dataloader.dataset.subwords=none'], 'cannot read the subword model')])
-def test_what_is_wrong_is_one_line(translate, arguments, message, capsys):
+def test_errors_are_one_line(translate, arguments, message, capsys):
     with pytest.raises(SystemExit) as stop:
         translate(*arguments)
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith('error: ')]

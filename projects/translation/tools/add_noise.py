@@ -2,7 +2,7 @@
 import argparse
 import random
 
-from mmunorm.cli.arguments import command, out_file, share
+from mmunorm.cli.arguments import command, fraction, out_file
 from mmunorm.utils import write_text
 from projects.translation.translation.text.lines import read_lines
 from projects.translation.translation.text.noise import KINDS, add_noise
@@ -12,7 +12,7 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('text', help='text to read, such as test.src')
     parser.add_argument('out', help='text to write')
-    parser.add_argument('--share', type=share, default=0.1,
+    parser.add_argument('--share', type=fraction, default=0.1,
                         help='share of words with an error, of those with at least two letters (default: 0.1)')
     parser.add_argument('--kinds', nargs='+', choices=KINDS, default=list(KINDS), help='default: all')
     parser.add_argument('--seed', type=int, default=0, help='default: 0')

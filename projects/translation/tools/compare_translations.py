@@ -3,7 +3,7 @@ import argparse
 
 from mmunorm.cli.arguments import command, positive
 from mmunorm.utils import PreflightError
-from projects.translation.translation.text.lines import check_equally_many, read_lines, spread
+from projects.translation.translation.text.lines import check_line_counts, evenly_spaced, read_lines
 from projects.translation.translation.text.metric import paired_bootstrap
 
 
@@ -29,7 +29,7 @@ def main(argv=None):
     args = parse_args(argv)
     paths = dict(source=args.source, reference=args.reference, A=args.a, B=args.b)
     texts = {name: list(read_lines(path, allow_empty=name in 'AB')) for name, path in paths.items() if path}
-    check_equally_many([(paths[name], len(text)) for name, text in texts.items()])
+    check_line_counts([(paths[name], len(text)) for name, text in texts.items()])
     if len(texts['reference']) < 2:
         raise PreflightError(f'{args.reference} has one line: a bootstrap needs more.')
     comparisons = paired_bootstrap(texts['A'], texts['B'], texts['reference'], args.samples)
@@ -43,7 +43,7 @@ def main(argv=None):
     print()
     for name, comparison in comparisons.items():
         print(f'{name}: sacrebleu {comparison.signature}')
-    for i in spread(len(texts['reference']), args.examples or 0):
+    for i in evenly_spaced(len(texts['reference']), args.examples or 0):
         print(f'\nline {i + 1}', *(f'{name:10} {text[i]}' for name, text in texts.items()), sep='\n')
 
 

@@ -3,13 +3,13 @@ import sys
 from collections import Counter
 
 from mmunorm.cli.arguments import command, positive
-from mmunorm.cli.making import make_data, maker_parser
+from mmunorm.cli.data_tools import data_parser, run_maker
+from projects.translation.translation.text.debian_folder import LANGUAGES, make_translation
 from projects.translation.translation.text.lines import language_token
-from projects.translation.translation.text.made_text import LANGUAGES, make_translation
 
 
 def parse_args(argv=None):
-    parser = maker_parser(
+    parser = data_parser(
         __doc__, 'data/translation/en-LANGUAGES', 'OUT gets train, valid and test, each as .src in English and .tgt, '
         'and subwords.model. apt fetches the text from the package sources of this system, as an ordinary user, and '
         'changes nothing. A source package is in train, valid or test. The test set has '
@@ -27,8 +27,8 @@ def main(argv=None):
     args = parse_args(argv)
     languages = sorted({pair.removeprefix('en-') for pair in args.pair})
     out = args.out.replace('LANGUAGES', '-'.join(languages))
-    split = make_data(make_translation, out, languages=languages, vocab_size=args.vocab_size, force=args.force,
-                 say=lambda message: print(f'{message} ...', file=sys.stderr, flush=True))
+    split = run_maker(make_translation, out, languages=languages, vocab_size=args.vocab_size, force=args.force,
+                      log=lambda message: print(f'{message} ...', file=sys.stderr, flush=True))
     if split is None:
         return
     for name in ('train', 'valid', 'test'):

@@ -28,7 +28,7 @@ class TranslationModel(BaseModel):
         ValueError: an argument is out of range.
     """
 
-    not_stressed = 'token ids'  # for projects/paper/tools/compare_norms.py --stress
+    stress_obstacle = 'token ids'  # for projects/paper/tools/compare_norms.py --stress
 
     def __init__(self, backbone: dict, label_smoothing: float = 0.1, beam: int = 4, length_penalty: float = 1.,
                  **kwargs):
@@ -39,7 +39,7 @@ class TranslationModel(BaseModel):
             raise ValueError(f'length_penalty must be from 0 to 10, got {length_penalty!r}')
         self.backbone = MODELS.build(backbone)
         self.label_smoothing = label_smoothing
-        self.beam = check_count('beam', beam, least=1)
+        self.beam = check_count('beam', beam, minimum=1)
         self.length_penalty = length_penalty
 
     def forward(self, source: Tensor, target: Tensor | None = None, index: Tensor | None = None,

@@ -20,7 +20,7 @@ class InverseSquareRoot(LRSchedulerMixin, _ParamScheduler):
     """
 
     def __init__(self, optimizer, *, warmup: int, **kwargs):
-        self.warmup = check_count('warmup', warmup, least=1)
+        self.warmup = check_count('warmup', warmup, minimum=1)
         super().__init__(optimizer, **kwargs)
 
     def _get_value(self) -> list[float]:

@@ -187,7 +187,7 @@ class UNTransformer(BaseModule):
                  act_cfg: dict = dict(type='ReLU'),  # noqa: B006  as everywhere in OpenMMLab
                  dropout: float = 0.1, init_cfg: dict | None = None):
         super().__init__(init_cfg)
-        self.vocab_size = check_count('vocab_size', vocab_size, least=5)
+        self.vocab_size = check_count('vocab_size', vocab_size, minimum=5)
         self.arch = _check_arch(arch)
         norm_cfg = residuals.norm_of(residual_cfg, norm_cfg)
         scheme = residuals.scheme_of(residual_cfg)
@@ -202,15 +202,15 @@ class UNTransformer(BaseModule):
             self.add_module(f'{name}_norm', build_norm_layer(norm_cfg, width) if scheme.final_norm else nn.Identity())
         self.output = nn.Linear(width, vocab_size, bias=False)
         self.output.weight = self.embedding.weight
-        self._draw_weights()
+        self._initialize()
 
     def init_weights(self) -> None:
         """Initializes the weights, or loads those of the checkpoint in `init_cfg`."""
-        self._draw_weights()
+        self._initialize()
         super().init_weights()
 
     @torch.no_grad()
-    def _draw_weights(self) -> None:
+    def _initialize(self) -> None:
         nn.init.normal_(self.embedding.weight, std=self.embedding.embedding_dim**-0.5)
         for layers, embedding in ((self.encoder, self.embedding), (self.decoder, None)):
             for layer in layers:
@@ -305,7 +305,7 @@ def _check_arch(arch: str | dict) -> dict:
     if arch.keys() != names.keys():
         raise ValueError(f'arch must have {", ".join(names)}, got {", ".join(map(str, arch)) or "nothing"}')
     for name, value in arch.items():
-        check_count(f'arch: {name}', value, least=1)
+        check_count(f'arch: {name}', value, minimum=1)
     if arch['embed_dims'] % arch['num_heads'] or arch['embed_dims'] % 2:
         raise ValueError(f"arch: embed_dims must be even and a multiple of num_heads={arch['num_heads']}, "
                          f"got {arch['embed_dims']}")

@@ -11,7 +11,7 @@ def draw(shape, dtype=torch.float32, seed=0):
 
 
 def test_sums_over_many_tokens_keep_their_precision():
-    """One float32 addition after the other loses a digit more."""
+    """Sequential float32 additions lose one more digit."""
     x = draw((50176, 96)).abs() + 1
     exact = reference.second_moment(x.double())
     assert ((reference.second_moment(x).double() - exact).abs() / exact).max() < 1e-6

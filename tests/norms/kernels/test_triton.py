@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
         not torch.cuda.is_available(), reason='there is no GPU')),
 ])
 def test_every_kernel(module, interpret, words, tmp_path):
-    """In its own process: Triton's interpreter is chosen when kernels are defined, and for good."""
+    """In its own process: Triton's interpreter is chosen once, when kernels are defined."""
     env = dict(os.environ, TRITON_INTERPRET=interpret, TRITON_CACHE_DIR=str(tmp_path))
     result = subprocess.run([sys.executable, '-m', f'tests.norms.kernels.{module}'], text=True, cwd=ROOT,
                             env=env, capture_output=True, timeout=600)

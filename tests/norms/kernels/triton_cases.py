@@ -1,4 +1,4 @@
-"""Every Triton kernel beside the reference, in Triton's interpreter or on a GPU; run by test_triton.py."""
+"""Every Triton kernel against the reference, in Triton's interpreter or on a GPU; run by test_triton.py."""
 from __future__ import annotations
 
 import copy
@@ -53,7 +53,7 @@ def check(shape, dtype, masked, centered):
         valid.view(-1)[0] = True
     clean = x
     if masked:
-        x = torch.where(valid.unsqueeze(-1), x, float('nan'))  # what is padded must not count
+        x = torch.where(valid.unsqueeze(-1), x, float('nan'))  # padding must not count
     close(kernels.second_moment(x, valid), reference.second_moment(x, valid))
     x = clean
     with torch.no_grad():

@@ -53,10 +53,10 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
         raise ValueError('model: must be in training mode, call model.train() first')
     variances: list[Tensor] = []
     pad_mask: Tensor | None = None
-    shares = [norm for norm in model.modules() if isinstance(norm, OfflineNorm) and norm.exact_steps is None]
+    not_started = [norm for norm in model.modules() if isinstance(norm, OfflineNorm) and norm.exact_steps is None]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
-    def begin(connection: Admin, args: tuple) -> None:
+    def store_mask(connection: Admin, args: tuple) -> None:
         nonlocal pad_mask
         pad_mask = args[3] if len(args) == 4 else None  # as Residual.forward has them
 
@@ -66,16 +66,16 @@ def profile_admin(model: nn.Module, run: Callable[[], object]) -> None:
 
     for connection in connections:
         connection.weight.fill_(1)
-    for norm in shares:  # whose run has not begun
+    for norm in not_started:
         norm.set_progress(0, 1)
-    handles = [connection.register_forward_pre_hook(begin) for connection in connections]
+    handles = [connection.register_forward_pre_hook(store_mask) for connection in connections]
     handles += [connection.drop.register_forward_pre_hook(record) for connection in connections]
     try:
         run()
     finally:
         for handle in handles:
             handle.remove()
-        for norm in shares:
+        for norm in not_started:
             norm.exact_steps = None
         for buffer, value in buffers:
             buffer.copy_(value)

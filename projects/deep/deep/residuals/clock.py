@@ -55,7 +55,7 @@ def count_updates(model: nn.Module, optimizer: Optimizer) -> RemovableHandle:
     return handle
 
 
-def growth(updates: Tensor, warmup_iters: int, schedule: str) -> Tensor:
+def branch_weight(updates: Tensor, warmup_iters: int, schedule: str) -> Tensor:
     """The weight `a_t` of a branch: 0 at t = 0, exactly 1 from t = T on.
 
     'linear' is `t / T`, Eq. 8 of arXiv 2305.02790. The paper has no formula for the other two; these are ours:

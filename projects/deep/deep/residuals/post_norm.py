@@ -8,7 +8,7 @@ import torch
 from mmunorm.norms.base import check_choice, check_count
 
 from .base import RESIDUALS, Residual, Scale, StackPosition
-from .clock import SCHEDULES, growth
+from .clock import SCHEDULES, branch_weight
 from .sublayer import OUTER_ROLES, ROLES
 
 
@@ -70,13 +70,13 @@ class BranchNorm(DeepNorm):
         warmup_iters (int): T, the updates until the branch has its full weight. 0 is PostNorm. Defaults to 4000,
             the paper's; 100 to 20000 work there.
         schedule (str): 'linear', or a formula of ours for another shape of the paper's Fig. 7, 'exponential' or
-            'sigmoid'; see :func:`growth`. Defaults to 'linear'.
+            'sigmoid'; see :func:`branch_weight`. Defaults to 'linear'.
     """
     needs_clock = True
 
     def __init__(self, position: StackPosition, warmup_iters: int = 4000, schedule: str = 'linear'):
         super().__init__(position)
-        self.warmup_iters = check_count('warmup_iters', warmup_iters, least=0)
+        self.warmup_iters = check_count('warmup_iters', warmup_iters, minimum=0)
         self.schedule = check_choice('schedule', schedule, SCHEDULES)
         # In a tuple, so that it is no child: the model has one clock, and saves it once.
         self._clock = (position.clock, )
@@ -86,11 +86,11 @@ class BranchNorm(DeepNorm):
         clock, = self._clock
         if self.training and not clock.is_counted and self.warmup_iters > 0 and torch.is_grad_enabled():
             warnings.warn(
-                'BranchNorm trains, and nobody counts the updates that its branches grow by: add '
+                'BranchNorm trains, and the updates that its branches depend on are not counted: add '
                 "dict(type='ResidualHook') to custom_hooks, or call projects.deep.deep.count_updates(model, "
                 'optimizer).',
                 stacklevel=2)
-        return None, growth(clock.updates, self.warmup_iters, self.schedule)
+        return None, branch_weight(clock.updates, self.warmup_iters, self.schedule)
 
     def extra_repr(self) -> str:
         return f'warmup_iters={self.warmup_iters}, schedule={self.schedule!r}'

@@ -1,4 +1,4 @@
-"""Small Vision Transformers with a residual scheme, and the same network written down once more in the tests."""
+"""Small Vision Transformers with a residual scheme, and independent implementations of their networks."""
 import math
 from functools import partial
 
@@ -75,7 +75,7 @@ def embed(model, images):
 
 
 def reference(model, scheme, images, branch_weight=1.):
-    """What the class token becomes, by the formula of each scheme; `branch_weight` is BranchNorm's `a_t`."""
+    """The class token by the formula of each scheme; `branch_weight` is BranchNorm's `a_t`."""
     x = embed(model, images)
     outputs = []  # DLCL's
 

@@ -1,4 +1,4 @@
-"""What BranchNorm grows by: optimizer updates, and nothing else."""
+"""BranchNorm's weight grows with optimizer updates alone."""
 import math
 import warnings
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from projects.deep.deep import ResidualSwinTransformer
-from projects.deep.deep.residuals import count_updates, growth
+from projects.deep.deep.residuals import branch_weight, count_updates
 from tests.versions import CPUGradScaler
 
 from .models import IMAGES, vit
@@ -28,7 +28,7 @@ def test_growth_by_its_formula(t, warmup_iters):
         exponential=(math.exp(5 * share) - 1) / (math.exp(5) - 1),
         sigmoid=0.5 + math.tanh(6 * share - 3) / (2 * math.tanh(3)))
     for schedule, value in expected.items():
-        weight = growth(torch.tensor(t), warmup_iters, schedule)
+        weight = branch_weight(torch.tensor(t), warmup_iters, schedule)
         assert weight.dtype == torch.float64 and weight.shape == ()
         assert abs(weight.item() - value) < 1e-12
         assert (weight == 1) == (t >= warmup_iters) or 1 - value < 1e-12
@@ -56,8 +56,8 @@ def test_counts_optimizer_steps_and_no_forward_passes():
     assert count(model) == 3
 
 
-def test_counts_beside_a_schedule_and_the_compiler():
-    """torch 2.1 takes the hooks of optimizers away where something is compiled; schedules wrap `step` as well."""
+def test_counts_with_a_schedule_and_the_compiler():
+    """torch 2.1 drops hooks of optimizers after a compilation; schedules wrap `step` as well."""
     torch.compile(torch.nn.Identity(), backend='eager')(torch.ones(1))
     model = vit(LINEAR, 2).train()
     optimizer = torch.optim.AdamW(model.parameters())
@@ -65,7 +65,7 @@ def test_counts_beside_a_schedule_and_the_compiler():
     count_updates(model, optimizer)
     after = torch.optim.lr_scheduler.ConstantLR(optimizer)
     with warnings.catch_warnings():
-        warnings.simplefilter('error')  # a schedule warns of a step that it did not see
+        warnings.simplefilter('error')  # a schedule warns of an unnoticed step
         for step in range(1, 4):
             model(torch.randn(IMAGES))[0].sum().backward()
             optimizer.step()
@@ -94,12 +94,12 @@ def test_a_fused_optimizer_checks_itself_whether_it_skips(found, expected):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.step = lambda: None
     count_updates(model, optimizer)
-    optimizer.found_inf = found  # as the scaler sets it for the time of the step
+    optimizer.found_inf = found  # as the scaler sets it during the step
     optimizer.step()
     assert count(model) == expected
 
 
-def test_training_that_nobody_counts_is_a_warning():
+def test_warns_of_training_without_count_updates():
     model = vit(LINEAR, 1, counted=False).train()
     with pytest.warns(UserWarning, match='count_updates'):
         model(torch.randn(IMAGES))

@@ -14,7 +14,7 @@ from .models import IMAGES, vit
 def train_in_a_process(rank):
     """Two steps; no parameter may lack a gradient, or DDP raises in the second."""
     counts = {}
-    for scheme in ('BranchNorm', 'ReZero', 'Admin', 'DLCL'):  # a count, shared things, a measurement
+    for scheme in ('BranchNorm', 'ReZero', 'Admin', 'DLCL'):  # they have a counter, shared state or a measurement
         torch.manual_seed(0)
         model = vit(scheme, 2).train()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""Combinations that cannot be meant, and what the errors say."""
+"""Errors of invalid combinations."""
 import pytest
 
 from mmunorm.norms import NoNorm

@@ -1,4 +1,4 @@
-"""Each scheme against its formula, and the facts that tell the schemes apart."""
+"""Each scheme against its formula, and the properties that distinguish the schemes."""
 import copy
 
 import pytest
@@ -11,7 +11,7 @@ from .models import IMAGES, SCHEMES, WITHOUT_NORM, embed, randomize, reference, 
 
 
 def gradients(model, output):
-    """Of every parameter, by name; all of them must have one."""
+    """The gradient of every parameter, by name; all must have one."""
     model.zero_grad()
     output.square().sum().backward()
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
@@ -101,8 +101,8 @@ def test_shared_state_is_saved_once(scheme, word, names):
 
 @pytest.mark.parametrize('scheme, name', [
     ('ReZero', 'layers.0.residual1.gain'), ('BranchNorm', 'update_clock.updates')])
-def test_a_copy_of_a_model_is_on_its_own(scheme, name):
-    """Links between modules that are no children are copied with the model."""
+def test_a_copied_model_is_independent(scheme, name):
+    """References between modules that are not children are copied with the model."""
     model = vit(scheme, 1).eval()
     other = copy.deepcopy(model)
     other.state_dict()[name].fill_(4000)
@@ -112,7 +112,7 @@ def test_a_copy_of_a_model_is_on_its_own(scheme, name):
     assert torch.equal(model.layers[0](x), other.layers[0](x))
 
 
-def test_dlcl_starts_with_means_of_all_outputs_before():
+def test_dlcl_starts_with_means_of_all_earlier_outputs():
     model = vit('DLCL', 3).eval()
     weights = [(name, value) for name, value in model.named_parameters() if 'residual' in name and 'norm' not in name]
     assert [name for name, _ in weights] == [

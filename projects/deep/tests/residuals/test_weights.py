@@ -15,7 +15,7 @@ WIDE = dict(embed_dims=96, num_heads=2, feedforward_channels=192)
 
 
 def by_role(layer):
-    """The weights of an encoder layer, written down once more."""
+    """The weights of an encoder layer, by role."""
     attn = getattr(layer.attn, 'w_msa', layer.attn)
     out, fc2 = (part if isinstance(part, nn.Linear) else part.linear for part in (attn.proj, layer.ffn.layers[1]))
     qkv = attn.qkv.weight
@@ -47,7 +47,7 @@ def test_weights_by_role_vit(scheme):
     model = UNVisionTransformer(
         dict(num_layers=depth, **WIDE), img_size=16, patch_size=8, residual_cfg=dict(type=scheme),
         init_cfg=dict(type='TruncNormal', layer='Linear', std=0.02, bias=1.))
-    if scheme != 'DeepNorm':  # which has them without that, too
+    if scheme != 'DeepNorm':  # PreNorm has these weights anyway
         model.init_weights()
     for number, layer in enumerate(model.layers, start=1):
         for role, weight in by_role(layer).items():
@@ -92,7 +92,7 @@ def test_layer_scale_starts_by_the_depth(depth, value):
     assert vit(dict(type='LayerScale', init_value=0.5)).layers[0].residual1.weight.eq(0.5).all()
 
 
-def test_a_checkpoint_wins_over_the_scheme(tmp_path):
+def test_a_checkpoint_overrides_the_initialization(tmp_path):
     source = vit('DeepNorm')
     torch.save(dict(state_dict=source.state_dict()), tmp_path / 'deep.pth')
     model = vit('DeepNorm', init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'deep.pth')))
@@ -125,7 +125,7 @@ def test_admin_weighs_the_stream_by_the_variances_before(norm):
         torch.testing.assert_close(weight, torch.full((8, ), value))
 
 
-def test_admin_is_profiled_before_a_run_tells_its_length():
+def test_admin_is_profiled_before_the_length_of_a_run_is_known():
     """A warm-up that is a share of the run: the batch is as one of the warm-up, and the norms are as they were."""
     torch.manual_seed(0)
     model, share = (vit('Admin', 2, norm_cfg=dict(type='UN', warmup_iters=warmup)).train() for warmup in (9, 0.1))
@@ -138,7 +138,7 @@ def test_admin_is_profiled_before_a_run_tells_its_length():
         share(images)
 
 
-def test_admin_says_what_is_wrong():
+def test_admin_errors():
     for model, message in ((vit('PostNorm'), 'model: UNVisionTransformer has no Admin'),
                            (vit('Admin').eval(), 'call model.train'),
                            (vit('Admin').train(), 'run: must run each of the 4 Admin connections once, and ran 0')):

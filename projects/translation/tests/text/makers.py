@@ -1,4 +1,4 @@
-"""Parallel text in a language of its own: each word has one translation, and the order is turned round."""
+"""Parallel text in a synthetic language: each word has one translation, and the order is reversed."""
 import random
 
 WORDS = 'the a small large fast old new file library server program game tool reads writes opens finds sends of for'
@@ -18,7 +18,7 @@ def sentence_pairs(count, seed=0):
 
 
 def write_pairs(folder, name, pairs):
-    """Writes NAME.src and NAME.tgt and gives their paths."""
+    """Writes NAME.src and NAME.tgt; returns their paths."""
     paths = [folder / f'{name}.src', folder / f'{name}.tgt']
     for path, side in zip(paths, zip(*pairs, strict=True), strict=True):
         path.write_text(''.join(f'{line}\n' for line in side), encoding='utf-8')

@@ -74,7 +74,7 @@ def test_epochs_differ_and_repeat_themselves():
     assert longest == sorted(longest)
 
 
-def test_mmengines_loops_go_on_to_the_next_epoch():
+def test_mmengines_loops_set_the_next_epoch():
     lengths = np.random.default_rng(0).integers(1, 9, (60, 2)).tolist()
     loader = Runner.build_dataloader(dict(
         dataset=Lengths(lengths), sampler=dict(type='DefaultSampler', shuffle=True), batch_size=9,

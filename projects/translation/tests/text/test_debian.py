@@ -7,7 +7,7 @@ from projects.translation.translation.text import debian
 from .makers import apt_lists, sentence_pairs
 
 
-def test_lists_give_all_pairs_with_their_source_packages():
+def test_pairs_of_package_lists():
     pairs = sentence_pairs(60)
     lists = {name: content.splitlines(keepends=True) for name, content in apt_lists(pairs).items()}
     text = list(debian.parallel_text(debian.descriptions(lists['x_Translation-en'], 'en'),
@@ -40,7 +40,7 @@ def test_paragraphs_lists_and_sentences_are_paired():
         ('Version 1.2 of e.g. this.', 'Versione 1.2 o altro.')]
 
 
-def test_what_does_not_fit_is_left_out():
+def test_descriptions_of_other_structure_are_dropped():
     title = [('a title', 'un titolo')]
     assert list(debian.description_pairs(ENGLISH, ITALIAN[:-3])) == title  # a paragraph less
     assert ('two', 'due') not in list(debian.description_pairs(ENGLISH, [*ITALIAN[:7], *ITALIAN[8:]]))  # an entry less
@@ -78,7 +78,7 @@ def test_split_by_source_package_with_little_overlap():
 
 
 def test_training_in_one_language_counts_for_the_test_of_another():
-    """The token counts as no word."""
+    """A language token is not a word."""
     names = [f'source{k}' for k in range(99)]
     test, train = (next(name for name in names if (zlib.crc32(name.encode()) % 100 < debian.TEST) is is_test)
                    for is_test in (True, False))

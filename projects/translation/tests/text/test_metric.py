@@ -23,13 +23,13 @@ def settings(text, tmp_path):
 
 
 def samples(subwords, indices):
-    """As a model gives them, of which the first hypothesis is best."""
+    """Samples as a model returns them, the best hypothesis first."""
     return [dict(index=i, hypotheses=[torch.tensor(subwords.encode(TRANSLATIONS[i]), dtype=torch.int64),
                                       torch.tensor([5])], scores=[-1., -2.]) for i in indices]
 
 
 def scores(translations, references):
-    """sacrebleu's own."""
+    """sacrebleu's scores."""
     import sacrebleu
     return {'translation/BLEU': sacrebleu.corpus_bleu(translations, [references]).score,
             'translation/chrF': sacrebleu.corpus_chrf(translations, [references]).score}
@@ -48,7 +48,7 @@ def test_scores_in_any_order_and_their_file(settings, tmp_path, monkeypatch):
     assert [message.partition('\n')[0] for message in messages[:2]] == [f'line {i + 1}: {SOURCES[i]}' for i in (3, 9)]
     assert messages[2].startswith(f'BLEU {expected["translation/BLEU"]:.2f}, sacrebleu nrefs:1|case:mixed|eff:no|tok')
     assert '|nc:6|nw:0|' in messages[3]
-    # The next epoch starts anew.
+    # The next epoch starts without results.
     score.process({}, samples(score.subwords, range(12)))
     assert score.evaluate(12) == expected
 
@@ -103,7 +103,7 @@ def test_two_processes(settings, tmp_path):
     assert len(list(tmp_path.glob('train.*.ids'))) == 2
 
 
-def test_bootstrap_tells_a_real_difference_from_none():
+def test_bootstrap_detects_a_real_difference():
     pytest.importorskip('sacrebleu')
     references = [f'the program number {i} reads a large file and writes {i + 1} new lines' for i in range(40)]
     # Every third sentence has other words in it.
@@ -122,7 +122,7 @@ def test_bootstrap_tells_a_real_difference_from_none():
     (lambda: metric.paired_bootstrap(['a'], ['a'], ['a']), 'BLEU and chrF need sacrebleu'),
     (lambda: TranslationScore('a', 'a', 'a'), 'BLEU and chrF need sacrebleu'),
     (lambda: Subwords('a'), 'subwords need sentencepiece')])
-def test_what_is_not_installed_is_named_with_the_way_to_get_it(monkeypatch, use, message):
+def test_missing_packages_are_named(monkeypatch, use, message):
     monkeypatch.setattr(utils, 'find_spec', lambda name: None)
     with pytest.raises(PreflightError, match=rf'{message}: .*\[translate\]'):
         use()

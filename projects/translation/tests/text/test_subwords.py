@@ -26,13 +26,13 @@ PIECES = ['</s>', '<s>', '<pad>', '</', 's>', ' ', '\0', '\n', 'é', '漢', '▁
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from(PIECES)).map(''.join))
-def test_no_text_gives_the_end_of_a_sentence(text, sentence):
+def test_no_text_has_the_id_of_eos(text, sentence):
     subwords = Subwords(text / 'subwords.model')
     ids = subwords.encode(sentence)
     assert all(i == UNK or EOS < i < VOCAB_SIZE for i in ids)
 
 
-def test_what_is_no_model_is_refused(text, tmp_path):
+def test_invalid_models(text, tmp_path):
     from sentencepiece import SentencePieceTrainer
     with pytest.raises(PreflightError, match='train.src is not a sentencepiece model'):
         Subwords(text / 'train.src')
@@ -48,7 +48,7 @@ def test_what_is_no_model_is_refused(text, tmp_path):
         Subwords(tmp_path / 'a.model')
 
 
-def test_a_failure_leaves_the_old_model(text, tmp_path):
+def test_a_failure_keeps_the_old_model(text, tmp_path):
     path = tmp_path / 'a.model'
     path.write_text('old')
     with pytest.raises(PreflightError, match='no 9999 subwords can be trained on .*train.src: .*too high'):

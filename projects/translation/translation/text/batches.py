@@ -47,14 +47,14 @@ class TokenBatchSampler:
         # Sorted by the longer side, then by the source, then by the target.
         self._keys = np.stack([lengths[:, 1], lengths[:, 0], longest])
         # Equal lengths are shuffled in each epoch; the boundaries of batches are fixed.
-        self._cuts = _cut(np.sort(longest), batch_size, max_tokens)
+        self._boundaries = _batch_boundaries(np.sort(longest), batch_size, max_tokens)
 
     def __len__(self) -> int:
         """The number of batches of this process in an epoch."""
-        return -(-(len(self._cuts) - 1) // self.sampler.world_size)
+        return -(-(len(self._boundaries) - 1) // self.sampler.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        sampler, batches, pairs = self.sampler, np.arange(len(self._cuts) - 1), np.arange(self._keys.shape[1])
+        sampler, batches, pairs = self.sampler, np.arange(len(self._boundaries) - 1), np.arange(self._keys.shape[1])
         if sampler.shuffle:
             random = np.random.default_rng((sampler.seed, sampler.epoch))
             random.shuffle(pairs)
@@ -62,15 +62,15 @@ class TokenBatchSampler:
         order = pairs[np.lexsort(self._keys[:, pairs])]
         batches = np.resize(batches, len(self) * sampler.world_size)
         for batch in batches[sampler.rank::sampler.world_size]:
-            yield order[self._cuts[batch]:self._cuts[batch + 1]].tolist()
+            yield order[self._boundaries[batch]:self._boundaries[batch + 1]].tolist()
 
 
-def _cut(longest: np.ndarray, batch_size: int, max_tokens: int) -> np.ndarray:
+def _batch_boundaries(longest: np.ndarray, batch_size: int, max_tokens: int) -> np.ndarray:
     """The boundaries of batches in pairs sorted by their longer side, with as many pairs per batch as fit."""
-    cuts = [0]
-    while cuts[-1] < len(longest):
-        start = cuts[-1]
+    boundaries = [0]
+    while boundaries[-1] < len(longest):
+        start = boundaries[-1]
         window = longest[start:start + min(batch_size, max_tokens // longest[start])]
         fits = np.arange(1, len(window) + 1) * window <= max_tokens
-        cuts.append(start + int(fits.sum()))
-    return np.array(cuts)
+        boundaries.append(start + int(fits.sum()))
+    return np.array(boundaries)

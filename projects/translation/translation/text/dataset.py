@@ -21,7 +21,7 @@ from tqdm import tqdm
 from mmunorm.utils import PreflightError, whole_file
 
 from .ids import EOS, PAD
-from .lines import check_equally_many, how_to_get, read_lines
+from .lines import check_line_counts, how_to_get, read_lines
 from .subwords import Subwords, check_vocabulary
 
 LINES = 10_000  # lines that are encoded at once
@@ -59,7 +59,7 @@ class TranslationDataset(Dataset):
         self.metainfo = dict(source=source, target=target)
         self.subwords = Subwords(subwords)
         self._source, self._target = TokenIds(source, self.subwords), TokenIds(target, self.subwords)
-        check_equally_many([(source, len(self._source.lengths)), (target, len(self._target.lengths))])
+        check_line_counts([(source, len(self._source.lengths)), (target, len(self._target.lengths))])
         lengths = np.stack([self._source.lengths, self._target.lengths], axis=1)
         self._lines = np.arange(len(lengths))
         if max_length is not None:
@@ -119,9 +119,9 @@ class TokenIds:
             raise PreflightError(f'cannot read the text {text}: {error.strerror}.') from error
         stamp = hashlib.sha256(f'{stat.st_size} {stat.st_mtime_ns}'.encode()).hexdigest()[:8]
         path = text.with_name(f'{text.name}.{stamp}-{subwords.digest[:8]}.ids')
-        # The first process of all, then of each machine whose disk does not have the file yet.
-        for mine in (dist.is_main_process(), os.environ.get('LOCAL_RANK', '0') == '0'):
-            if mine and not path.exists():
+        # The first process, then the first one of each machine whose disk does not have the file yet.
+        for writes in (dist.is_main_process(), os.environ.get('LOCAL_RANK', '0') == '0'):
+            if writes and not path.exists():
                 _encode(text, subwords, path, dtype)
                 _remove_ids_before(text, stamp)
             dist.barrier()
@@ -149,7 +149,7 @@ def _encode(text: Path, subwords: Subwords, path: Path, dtype: type) -> None:
 
 def _remove_ids_before(text: Path, stamp: str) -> None:
     """Removes outdated caches of a text."""
-    digits = '[0-9a-f]' * 8  # or the files of another text would do as well, whose name goes on with a dot
+    digits = '[0-9a-f]' * 8  # else files of another text would match, whose name continues with a dot
     for other in text.parent.glob(f'{escape(text.name)}.{digits}-{digits}.ids'):
         if not other.name.startswith(f'{text.name}.{stamp}-'):
             other.unlink(missing_ok=True)

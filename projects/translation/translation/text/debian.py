@@ -16,7 +16,7 @@ from .lines import language_token
 Pair = tuple[str, str]
 
 N = 5  # n-gram size of the comparison
-LEAST_WORDS = N + 2  # a test sentence has at least three n-grams
+MIN_WORDS = N + 2  # a test sentence has at least three n-grams
 # Percentages of sources; the others are for training.
 TEST, VALID = 3, 1
 
@@ -73,13 +73,13 @@ def parallel_text(english: dict[str, list[str]], translations: dict[str, list[st
 
 def description_pairs(english: list[str], translation: list[str]) -> Iterator[Pair]:
     """Pairs the sentences of a description with those of its translation, both from :func:`descriptions`."""
-    yield _normal(english[0]), _normal(translation[0])
+    yield _normalize(english[0]), _normalize(translation[0])
     for paragraphs in _zip_equal(_paragraphs(english[1:]), _paragraphs(translation[1:])):
         for blocks in _zip_equal(*paragraphs):
-            yield from _zip_equal(*(_SENTENCE_END.split(_normal(block)) for block in blocks))
+            yield from _zip_equal(*(_SENTENCE_END.split(_normalize(block)) for block in blocks))
 
 
-def _normal(text: str) -> str:
+def _normalize(text: str) -> str:
     return ' '.join(text.split())
 
 
@@ -137,7 +137,7 @@ def split_text(text: Iterable[tuple[str, Pair]]) -> SplitText:
         (test if part < TEST else valid if part < TEST + VALID else train)[pair] = None
     # Hashes need a tenth of the memory of words.
     known = {hash(group) for first, _ in train for group in _groups(first)}
-    candidates = {first: second for first, second in test if len(_words(first)) >= LEAST_WORDS}
+    candidates = {first: second for first, second in test if len(_words(first)) >= MIN_WORDS}
     chosen = []
     for pair in candidates.items():
         groups = [hash(group) in known for group in _groups(pair[0])]

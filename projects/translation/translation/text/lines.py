@@ -47,7 +47,7 @@ def read_lines(path: str | os.PathLike, allow_empty: bool = False) -> Iterator[s
             yield text
 
 
-def check_equally_many(counts: Sequence[tuple[str | os.PathLike, int]]) -> None:
+def check_line_counts(counts: Sequence[tuple[str | os.PathLike, int]]) -> None:
     """Checks that files, given with their numbers of lines, have the same number of lines.
 
     Raises:
@@ -60,7 +60,7 @@ def check_equally_many(counts: Sequence[tuple[str | os.PathLike, int]]) -> None:
         raise PreflightError(f'{counts[0][0]} is empty.')
 
 
-def spread(count: int, number: int) -> list[int]:
+def evenly_spaced(count: int, number: int) -> list[int]:
     """At most `number` evenly spaced indices from 0 to `count` - 1."""
     number = min(count, number)
     return [(2 * k + 1) * count // (2 * number) for k in range(number)]
@@ -68,7 +68,7 @@ def spread(count: int, number: int) -> list[int]:
 
 def how_to_get(path: str) -> str:
     """How to get a missing text: make it for language pairs of Debian, or provide it for others."""
-    from .made_text import LANGUAGES
+    from .debian_folder import LANGUAGES
     for english, *languages in (folder.split('-') for folder in Path(path).parts):
         if english == 'en' and languages and set(languages) <= set(LANGUAGES):
             pairs = ' '.join(f'en-{language}' for language in languages)

@@ -14,7 +14,7 @@ from mmengine.registry import METRICS
 from mmunorm.utils import RunError, check_installed, write_text
 from projects.paper.paper.curves import METRICS as SCALARS
 
-from .lines import check_equally_many, how_to_get, language_token, read_lines, spread
+from .lines import check_line_counts, evenly_spaced, how_to_get, language_token, read_lines
 from .subwords import Subwords
 
 SCALARS['translation/BLEU'] = 'BLEU'
@@ -53,7 +53,7 @@ class TranslationScore(BaseMetric):
         subwords, reference, source = (os.path.join(data_root, path) for path in (subwords, reference, source))
         self.subwords = Subwords(subwords)
         self.references, self.sources = list(read_lines(reference)), list(read_lines(source))
-        check_equally_many([(source, len(self.sources)), (reference, len(self.references))])
+        check_line_counts([(source, len(self.sources)), (reference, len(self.references))])
         self.out_file, self.examples = out_file, examples
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:
@@ -80,7 +80,7 @@ class TranslationScore(BaseMetric):
         translations = [texts[i] for i in range(len(self.references))]
         if self.out_file is not None:
             write_text(self.out_file, ''.join(f'{text}\n' for text in translations))
-        for i in spread(len(translations), self.examples):
+        for i in evenly_spaced(len(translations), self.examples):
             print_log(f'line {i + 1}: {self.sources[i]}\n  reference:   {self.references[i]}\n'
                       f'  translation: {translations[i]}', 'current')
         scores, by_language = {}, {}

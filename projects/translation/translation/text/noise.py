@@ -29,7 +29,7 @@ def _double(word: str, rng: random.Random) -> str:
 
 def _keyboard(word: str, rng: random.Random) -> str:
     i = rng.randrange(len(word))
-    # Letters that the keyboard does not have stay.
+    # Letters that are not on the keyboard stay.
     return word[:i] + rng.choice(_NEIGHBOURS.get(word[i].lower(), word[i])) + word[i + 1:]
 
 

@@ -4,7 +4,7 @@ import signal
 import pytest
 
 from mmunorm.datasets import FolderError
-from mmunorm.datasets.made_folder import MARKER, is_made, making_folder
+from mmunorm.datasets.atomic_folder import MARKER, atomic_folder, is_complete
 
 from ..processes import FORKSERVER
 
@@ -12,21 +12,21 @@ SETTINGS = {'seed': 0, 'size': 3}
 
 
 def make(folder, settings=SETTINGS, force=False, text='x'):
-    with making_folder(folder, settings, force) as new:
+    with atomic_folder(folder, settings, force) as new:
         (new / 'deep').mkdir()
         (new / 'deep' / 'file').write_text(text)
 
 
-def test_made_is_recognised(tmp_path):
+def test_a_complete_folder_is_recognised(tmp_path):
     folder = tmp_path / 'a' / 'b'
-    assert not is_made(folder, SETTINGS)
+    assert not is_complete(folder, SETTINGS)
     make(folder)
-    assert is_made(folder, SETTINGS)
-    assert not is_made(folder, SETTINGS, force=True)
+    assert is_complete(folder, SETTINGS)
+    assert not is_complete(folder, SETTINGS, force=True)
     assert [path.name for path in folder.parent.iterdir()] == ['b']
     (tmp_path / 'empty').mkdir()
     make(tmp_path / 'empty')
-    assert is_made(tmp_path / 'empty', SETTINGS)
+    assert is_complete(tmp_path / 'empty', SETTINGS)
 
 
 @pytest.mark.parametrize('force', [False, True])
@@ -52,7 +52,7 @@ def test_other_settings_need_force(tmp_path):
     assert (folder / 'deep/file').read_text() == 'x'
     make(folder, {'seed': 0, 'size': 4}, force=True, text='y')
     assert (folder / 'deep/file').read_text() == 'y'
-    assert is_made(folder, {'seed': 0, 'size': 4})
+    assert is_complete(folder, {'seed': 0, 'size': 4})
     assert [path.name for path in tmp_path.iterdir()] == ['made']
 
 
@@ -60,19 +60,19 @@ def test_lost_files_are_noticed(tmp_path):
     make(tmp_path / 'made')
     (tmp_path / 'made/deep/file').unlink()
     with pytest.raises(FolderError, match='lost files .0 of 1'):
-        is_made(tmp_path / 'made', SETTINGS)
+        is_complete(tmp_path / 'made', SETTINGS)
     make(tmp_path / 'made', force=True)
-    assert is_made(tmp_path / 'made', SETTINGS)
+    assert is_complete(tmp_path / 'made', SETTINGS)
 
 
 def test_a_block_that_fails_changes_nothing(tmp_path):
     folder = tmp_path / 'made'
     make(folder)
     for path in (folder, tmp_path / 'other'):
-        with pytest.raises(KeyboardInterrupt), making_folder(path, SETTINGS, force=True) as new:
+        with pytest.raises(KeyboardInterrupt), atomic_folder(path, SETTINGS, force=True) as new:
             (new / 'file').write_text('y')
             raise KeyboardInterrupt
-    assert is_made(folder, SETTINGS) and (folder / 'deep/file').read_text() == 'x'
+    assert is_complete(folder, SETTINGS) and (folder / 'deep/file').read_text() == 'x'
     assert [path.name for path in tmp_path.iterdir()] == ['made']
 
 
@@ -95,7 +95,7 @@ def test_failure_in_the_last_step_keeps_the_old(tmp_path, monkeypatch):
 
 def test_files_that_appear_meanwhile_are_kept(tmp_path):
     folder = tmp_path / 'made'
-    with pytest.raises(FolderError, match='not made by this tool'), making_folder(folder, SETTINGS) as new:
+    with pytest.raises(FolderError, match='not made by this tool'), atomic_folder(folder, SETTINGS) as new:
         (new / 'file').write_text('x')
         folder.mkdir()
         (folder / 'dear.txt').write_text('dear')
@@ -108,13 +108,13 @@ def test_link_stays_a_link(tmp_path):
     (tmp_path / 'data').symlink_to(tmp_path / 'disk' / 'digits')
     make(tmp_path / 'data')
     assert (tmp_path / 'data').is_symlink()
-    assert is_made(tmp_path / 'disk' / 'digits', SETTINGS)
+    assert is_complete(tmp_path / 'disk' / 'digits', SETTINGS)
     make(tmp_path / 'data', force=True)
-    assert (tmp_path / 'data').is_symlink() and is_made(tmp_path / 'data', SETTINGS)
+    assert (tmp_path / 'data').is_symlink() and is_complete(tmp_path / 'data', SETTINGS)
 
 
 def _hang(folder, connection):
-    with making_folder(folder, SETTINGS) as new:
+    with atomic_folder(folder, SETTINGS) as new:
         (new / 'file').write_text('x')
         connection.send('there')
         connection.recv()
@@ -129,7 +129,7 @@ def test_leftover_of_a_killed_run_is_removed_but_not_that_of_a_live_one(tmp_path
         assert here.poll(60) and here.recv() == 'there'
         make(tmp_path / 'other')
         make(folder, text='mine')
-        # The one at work still has its workshop.
+        # The running one still has its temporary folder.
         assert len([path for path in tmp_path.iterdir() if path.name.startswith('.')]) == 1
     finally:
         os.kill(process.pid, signal.SIGKILL)

@@ -16,11 +16,11 @@ class FolderError(PreflightError):
     """A folder must not or cannot be written."""
 
 
-def is_made(folder, settings, force=False):
-    """Whether a folder exists with these settings, a dict for JSON; else ``making_folder`` may write it.
+def is_complete(folder, settings, force=False):
+    """Whether a folder exists with these settings, a dict for JSON; else ``atomic_folder`` may write it.
 
     Raises:
-        FolderError: if it is a file, or has files and was not created by ``making_folder``. Without ``force``, which
+        FolderError: if it is a file, or has files and was not created by ``atomic_folder``. Without ``force``, which
             overwrites one that was, also if it was created with other settings or files are missing.
     """
     folder = Path(folder)
@@ -48,35 +48,35 @@ def is_made(folder, settings, force=False):
 
 
 @contextmanager
-def making_folder(folder, settings, force=False):
+def atomic_folder(folder, settings, force=False):
     """A context with a temporary folder, which is moved to its place at the end of the ``with`` block.
 
     The temporary folder is next to the real one. If the block fails or is interrupted, it is removed and nothing else
-    changes. The next run removes temporary folders of killed runs. Arguments and errors are those of ``is_made``.
+    changes. The next run removes temporary folders of killed runs. Arguments and errors are those of ``is_complete``.
     """
     # Keeps a symbolic link to another disk.
     folder = Path(os.path.realpath(folder))
-    is_made(folder, settings, force)
+    is_complete(folder, settings, force)
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f'.{folder.name}.making-'
     for sibling in folder.parent.iterdir():
         if sibling.name.startswith(prefix):
             _remove_if_abandoned(sibling)
-    workshop = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+    temporary = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     try:
-        with open(workshop / 'lock', 'w') as lock:
+        with open(temporary / 'lock', 'w') as lock:
             # Held during the lifetime of this process, to mark the folder as in use.
             fcntl.flock(lock, fcntl.LOCK_EX)
-            new = workshop / 'new'
+            new = temporary / 'new'
             new.mkdir()
             yield new
             marker = {'settings': settings, 'files': _count_files(new)}
             (new / MARKER).write_text(json.dumps(marker, indent=1) + '\n', encoding='utf-8')
             # Another process may have written to it in the meantime.
-            if not is_made(folder, settings, force):
-                _replace(folder, new, workshop / 'old')
+            if not is_complete(folder, settings, force):
+                _replace(folder, new, temporary / 'old')
     finally:
-        shutil.rmtree(workshop, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _replace(folder, new, old):
@@ -102,7 +102,7 @@ def _count_files(folder):
     return sum(len(set(files) - {MARKER}) for _, _, files in os.walk(folder))
 
 
-def _remove_if_abandoned(workshop):
-    with suppress(OSError), open(workshop / 'lock', 'r+') as lock:
+def _remove_if_abandoned(temporary):
+    with suppress(OSError), open(temporary / 'lock', 'r+') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(workshop, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)

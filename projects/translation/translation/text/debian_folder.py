@@ -4,7 +4,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from mmunorm.datasets.made_folder import is_made, making_folder
+from mmunorm.datasets.atomic_folder import atomic_folder, is_complete
 from mmunorm.utils import PreflightError, check_installed
 from projects.photographs.photographs.apt import fetched_lists
 
@@ -12,12 +12,12 @@ from .debian import SplitText, descriptions, parallel_text, source_packages, spl
 from .subwords import train_subwords
 
 LANGUAGES = ('it', 'da', 'fr', 'de')  # the tested ones of Debian's
-OWN_TEXT = ("bring your own text instead, as train.src, train.tgt and the like: plain text, one sentence a line; "
+HINT = ("bring your own text instead, as train.src, train.tgt and the like: plain text, one sentence a line; "
             '`python projects/translation/tools/train_subwords.py` makes the subwords')
 
 
 def make_translation(out: str | os.PathLike, languages: Sequence[str], vocab_size: int = 4000, force: bool = False,
-                     say: Callable[[str], None] = lambda message: None) -> SplitText | None:
+                     log: Callable[[str], None] = lambda message: None) -> SplitText | None:
     """Writes `train`, `valid` and `test`, each as `.src` in English and `.tgt`, and `subwords.model` of both.
 
     The text is package descriptions from the package sources of this system. It is split by :func:`split_text`. With
@@ -28,7 +28,7 @@ def make_translation(out: str | os.PathLike, languages: Sequence[str], vocab_siz
         languages: languages of the translations, distinct and from `LANGUAGES`.
         vocab_size: number of subwords, including the four special ones.
         force: whether to overwrite a folder that this function created.
-        say: called with a description of each step.
+        log: called with a description of each step.
 
     Returns:
         SplitText | None: the written text; None if it exists.
@@ -39,13 +39,13 @@ def make_translation(out: str | os.PathLike, languages: Sequence[str], vocab_siz
     """
     check_installed('sentencepiece', 'subwords', 'translate')
     settings = dict(pair='-'.join(['en', *languages]), vocab_size=vocab_size)
-    if is_made(out, settings, force):
+    if is_complete(out, settings, force):
         return None
-    say('fetching package descriptions, 20 MB')
-    with fetched_lists(('en', *languages), 'the text', OWN_TEXT) as apt:
+    log('fetching package descriptions, 20 MB')
+    with fetched_lists(('en', *languages), 'the text', HINT) as apt:
         translated = {language: apt.lines(f'*_Translation-{language}*', f'descriptions in the language {language!r}')
                       for language in languages}
-        say('pairing sentences')
+        log('pairing sentences')
         english = descriptions(apt.lines('*_Translation-en*', 'English descriptions'), 'en')
         sources = source_packages(apt.lines('*_Packages*', 'list of packages'))
         text = []
@@ -54,14 +54,14 @@ def make_translation(out: str | os.PathLike, languages: Sequence[str], vocab_siz
             text += [(package, (token + source, target)) for package, (source, target) in
                      parallel_text(english, descriptions(lines, language), sources)]
         split = split_text(text)
-    with making_folder(out, settings, force) as folder:
+    with atomic_folder(out, settings, force) as folder:
         for name in ('train', 'valid', 'test'):
             pairs = getattr(split, name)
             if not pairs:
-                raise PreflightError(f'the package sources of this system have too little text for {name}; {OWN_TEXT}.')
+                raise PreflightError(f'the package sources of this system have too little text for {name}; {HINT}.')
             for suffix, side in zip(('src', 'tgt'), zip(*pairs, strict=True), strict=True):
                 text = ''.join(f'{line}\n' for line in side)
                 (folder / f'{name}.{suffix}').write_text(text, encoding='utf-8', newline='\n')
-        say('training subwords, one or two minutes')
+        log('training subwords, one or two minutes')
         train_subwords([folder / 'train.src', folder / 'train.tgt'], folder / 'subwords.model', vocab_size)
     return split
