@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from deployed_speed import NETWORKS as CONFIGS
-from deployed_speed import ROOT, model_of, noise, take_statistics
+from deployed_speed import ROOT, blurred_images, model_of, update_statistics
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.edge import with_edge_layers
@@ -107,9 +107,9 @@ def write_network(network, norm, path):
         model, _ = model_of(network.partition(',')[0], norm)
     randomize(model)
     graph = Network(model).eval().requires_grad_(False)
-    images = torch.stack(noise(shape_of(network), 4)).float()
+    images = torch.stack(blurred_images(shape_of(network), 4)).float()
     images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
-    take_statistics(model, graph, images)
+    update_statistics(model, graph, images)
     fuse_norms(model, layer_norms='keep')
     graph = with_windows(graph)
     if any(isinstance(module, (StaticWindowMSA, nn.Unfold)) for module in graph.modules()):
@@ -242,7 +242,7 @@ def new_rows(args, old):
             with tempfile.TemporaryDirectory() as folder:
                 folder = Path(folder)
                 write_network(network, norm, folder / 'network.onnx')
-                write_images(noise(shape_of(network), 10), folder / 'images')
+                write_images(blurred_images(shape_of(network), 10), folder / 'images')
                 for chip, precision in missing:
                     compiler = compile_sophgo if chip in SOPHGO else compile_rockchip
                     row = dict(network=network, norm=norm, chip=chip, precision=precision,

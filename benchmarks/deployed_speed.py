@@ -58,14 +58,14 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def noise(shape, number):
+def blurred_images(shape, number):
     """Blurred images, uint8 `(3, h, w)`."""
     small = torch.rand(number, 3, *(side // 8 for side in shape), generator=torch.Generator().manual_seed(0)) * 255
     return list(torch.nn.functional.interpolate(small, shape, mode='bicubic').clamp(0, 255).byte())
 
 
 @torch.no_grad()
-def take_statistics(model, run, *inputs):
+def update_statistics(model, run, *inputs):
     """Sets the statistics of each offline norm, one by one, to the mean square of its input in `run(*inputs)`."""
     def measure(norm, args):
         norm.running_var.copy_(args[0].flatten(0, -2).square().mean(0))
@@ -92,8 +92,8 @@ def subject_of(network, norm, folder, batch=1, threads=1):
     """A network with one of `NORMS`, and its images."""
     model, cfg = model_of(network, LN if norm == EXACT else norm)
     meta = describe_model(model, cfg, {}, DETECTOR_SHAPE if hasattr(model, 'roi_head') else None)
-    images = noise(meta['shape'][2:], 20)
-    take_statistics(model, graph_of(model), *map(torch.from_numpy, batch_of(images[:4], meta)))
+    images = blurred_images(meta['shape'][2:], 20)
+    update_statistics(model, graph_of(model), *map(torch.from_numpy, batch_of(images[:4], meta)))
     return Subject(norm, model, meta, batch, folder / norm, threads, images,
                    layer_norms='exact' if norm == EXACT else 'keep')
 

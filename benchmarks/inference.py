@@ -16,7 +16,7 @@ from pathlib import Path
 from fuse_models import CONFIGS
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
-from mmunorm.benchmark.folding import Settings, prepare
+from mmunorm.benchmark.folding import Settings, prepare_models
 from mmunorm.benchmark.models import LN, NORM_FREE, build_models, norm_name
 from mmunorm.benchmark.tasks import task_of
 from mmunorm.cli.arguments import command, device, load_config
@@ -46,7 +46,7 @@ def measure_batch(models, plain, cfg, amp, mode, batch, args):
     settings = Settings(batch_size=batch, device=args.device, amp=None if amp == 'none' else amp,
                         shape=tuple(args.shape or task.default_shape(cfg, where.type)), repeat=args.rounds)
     with torch.no_grad():
-        timer, _ = prepare(models, plain, task, settings, where, [])
+        timer, _ = prepare_models(models, plain, task, settings, where, [])
         if mode == 'compiled':
             for model in models.values():
                 task.compile(model)

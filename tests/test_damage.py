@@ -160,7 +160,7 @@ def empty(path):
     path.write_bytes(b'')
 
 
-def lead_nowhere(path):
+def dangling_link(path):
     path.unlink()
     path.symlink_to('nowhere')
 
@@ -176,7 +176,7 @@ def test_a_damaged_image_is_named_also_by_a_worker(images, capsys):
 @pytest.mark.slow
 def test_a_folder_with_damaged_images_is_drawn_without_them(images, capsys):
     config, _, weights, data = images
-    for name, damage in (('cut.png', cut), ('empty.png', empty), ('nowhere.png', lead_nowhere)):
+    for name, damage in (('cut.png', cut), ('empty.png', empty), ('nowhere.png', dangling_link)):
         shutil.copyfile(data / 'dark/0.png', data / 'dark' / name)
         damage(data / 'dark' / name)
     (data / 'dark/loop.png').symlink_to('loop.png')

@@ -85,10 +85,10 @@ def parse_args(argv=None):
 def options_of(args):
     """The options with which the old model is read; `--cfg-options` as they were typed."""
     options = [f'{key}={value}' for key, value in (args.cfg_options or {}).items()]
-    return trust_of(args) + (('--cfg-options', *options) if options else ())
+    return trust_option(args) + (('--cfg-options', *options) if options else ())
 
 
-def trust_of(args):
+def trust_option(args):
     return ('--trust-checkpoint', ) if args.trust_checkpoint else ()
 
 
@@ -152,7 +152,7 @@ def plan_conversion(args, cfg, steps, per_image, per_test):
         checkpoint = out / f'trained/iter_{steps}.pth'
         stages += [
             Stage('Train on, with the model with LayerNorm as the teacher',
-                  (tool('train.py'), str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust_of(args)),
+                  (tool('train.py'), str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust_option(args)),
                   checkpoint, 4 * steps * batch_size * per_image,
                   lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)),
             Stage('Fold the norms, and test', (tool('test.py'), str(recipe), str(checkpoint), '--fuse', '--work-dir',

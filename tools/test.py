@@ -6,7 +6,7 @@ import functools
 from mmunorm.checkpoints.folded import save_folded
 from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli import training
-from mmunorm.cli.arguments import add_runner_arguments, command, load_config, out_file, prepare
+from mmunorm.cli.arguments import add_runner_arguments, apply_runner_arguments, command, load_config, out_file
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.engine import FuseNormsHook
@@ -74,7 +74,7 @@ def main(argv=None):
     args = parse_args(argv)
     cfg = load_config(args.config, args.cfg_options, args.norm)
     plain = copy.deepcopy(cfg)
-    prepare(cfg, args)
+    apply_runner_arguments(cfg, args)
     check_checkpoint(args.checkpoint)
     cfg.load_from = args.checkpoint
     if args.show or args.show_dir:

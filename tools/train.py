@@ -2,7 +2,7 @@
 import argparse
 
 from mmunorm.cli import training
-from mmunorm.cli.arguments import add_runner_arguments, command, load_config, prepare
+from mmunorm.cli.arguments import add_runner_arguments, apply_runner_arguments, command, load_config
 from mmunorm.cli.preflight import check_data, check_pretrained
 from mmunorm.cli.resume import set_resume
 from mmunorm.config.starting import fit_load_from, fit_pretrained
@@ -24,7 +24,7 @@ def parse_args(argv=None):
 def main(argv=None):
     args = parse_args(argv)
     cfg = load_config(args.config, args.cfg_options, args.norm)
-    prepare(cfg, args)
+    apply_runner_arguments(cfg, args)
     set_resume(cfg, args.resume)
     training.add_hooks(cfg, 'OfflineNormHook', 'ResidualHook', 'RepeatableHook', 'DivergenceHook')
     training.keep_two_checkpoints(cfg)

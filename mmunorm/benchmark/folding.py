@@ -85,7 +85,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
     notes = _notes(task, settings, checkpoint, device)
 
     with torch.no_grad():
-        timer, differences = prepare(models, plain, task, settings, device, notes)
+        timer, differences = prepare_models(models, plain, task, settings, device, notes)
         counted = timer.call_each(lambda name: measure.count(models[name], timer.runs[name]))
         if settings.compile:
             torch._dynamo.reset()
@@ -118,8 +118,8 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         rows=summarize(rows, settings.batch_size))
 
 
-def prepare(models: dict[str, nn.Module], plain: str, task: ClassifierTask, settings: Settings,
-            device: torch.device, notes: list[str]) -> tuple[measure.InterleavedTimer, dict[str, dict]]:
+def prepare_models(models: dict[str, nn.Module], plain: str, task: ClassifierTask, settings: Settings,
+                   device: torch.device, notes: list[str]) -> tuple[measure.InterleavedTimer, dict[str, dict]]:
     """Moves models and images to the device, makes their work equal, and compares the outputs of the folded models."""
     for model in models.values():
         model.to(device)

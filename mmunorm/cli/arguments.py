@@ -259,7 +259,7 @@ def _warn_of_unused(cfg: Config, options: Iterable[str]) -> None:
         warn(f'--cfg-options {key}: nothing reads this key; {hint}')
 
 
-def prepare(cfg: Config, args: argparse.Namespace) -> None:
+def apply_runner_arguments(cfg: Config, args: argparse.Namespace) -> None:
     """Applies the arguments of `add_runner_arguments` and the stock dataloader defaults, in place."""
     os.environ.setdefault('LOCAL_RANK', str(args.local_rank))
     cfg.launcher = args.launcher

@@ -27,7 +27,7 @@ from ..norms.layers import is_channels_first
 from ..norms.replace import is_any, layer_norms
 from ..utils import check_module, error_text, eval_mode, plural, whole_file
 from .agreement import Agreement, agreement, teacher_norms
-from .calls import recorded, watched
+from .calls import hooked, record_calls
 from .images import batch_of, batches_of, evenly_spaced, floating, image_warnings, single_images
 from .report import ConversionError
 from .statistics import error_over_variance, mean_and_square, token_sums, tokens_of
@@ -197,7 +197,7 @@ class _Run:
 
         for name, image in {AUGMENTED: first, 'held_out': self.checked[:1]}.items():
             try:
-                with torch.no_grad(), watched(teacher.modules(), note_dims):
+                with torch.no_grad(), hooked(teacher.modules(), note_dims):
                     outputs = list(tensors_in(teacher(image)))
             except Exception as error:
                 raise ConversionError(f'{name}: {type(teacher).__name__} does not take {image.dtype} of '
@@ -300,12 +300,12 @@ class _Run:
 
     def loss(self, phase: str, images: Tensor, generator: torch.Generator) -> Tensor:
         with _sampled_tokens((self.model, self.teacher), self.tokens, generator), self.autocast():
-            with torch.no_grad(), recorded(self.teacher, self.parts) as wanted:
+            with torch.no_grad(), record_calls(self.teacher, self.parts) as wanted:
                 output = self.teacher(images)
             if phase == BLOCKS:
                 return _mean(_relative_error(*(_update(output, args, name in self.norms) for output in (
                     self.model.get_submodule(name)(*args, **kwargs), target))) for name, args, kwargs, target in wanted)
-            with recorded(self.model, self.parts) as got:
+            with record_calls(self.model, self.parts) as got:
                 pairs = list(zip(tensors_in(self.model(images)), tensors_in(output), strict=True))
         pairs = [[_tokens(x, 1 if x.dim() == 4 else -1) for x in pair] for pair in pairs if pair[0].dim()]
         streams = [[_tokens(next(tensors_in(out)), self.parts[name]) for name, _, _, out in calls]
@@ -363,7 +363,7 @@ def remeasure(model: nn.Module, inputs: Iterable[Tensor]) -> None:
     def add(norm: OfflineNorm, args: tuple, kwargs: dict, output: Tensor) -> None:
         sums[norm] = sums.get(norm, 0) + token_sums(tokens_of(norm, args, kwargs), norm.eps)
 
-    with watched((norm for norm in model.modules() if isinstance(norm, OfflineNorm) and not norm.fold_obstacle), add):
+    with hooked((norm for norm in model.modules() if isinstance(norm, OfflineNorm) and not norm.fold_obstacle), add):
         for x in inputs:
             model(x)
     for norm, total in sums.items():
@@ -442,7 +442,7 @@ def _sampled_tokens(models: Sequence[nn.Module], tokens: int | None, generator: 
             chosen.append(torch.cat([torch.arange(prefix).expand(len(x), -1), order], 1).to(x.device))
         return x.gather(1, chosen[0][..., None].expand(-1, -1, x.shape[-1]))
 
-    with watched([model.patch_drop for model in models], sample):  # after the positional embedding
+    with hooked([model.patch_drop for model in models], sample):  # after the positional embedding
         yield
 
 

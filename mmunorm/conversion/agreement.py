@@ -11,10 +11,10 @@ from ..fusion.examples import tensors_in
 from ..norms.layers import is_channels_first
 from ..norms.replace import layer_norms
 from ..utils import eval_mode
-from .calls import recorded
+from .calls import record_calls
 from .images import batches_of, single_images
 from .report import ConversionError
-from .statistics import TINY
+from .statistics import EPS
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ def agreement(model: nn.Module, teacher: nn.Module, images, batch_size: int = 16
     errors = defaultdict(lambda: torch.zeros(2, device=device))
     sums, vectors = [], ([], [])  # of tokens by image; one vector per image, of the model and of the teacher
     for batch in batches_of(images, batch_size, device, 'images'):
-        with eval_mode(teacher), recorded(teacher, names) as teacher_calls:
+        with eval_mode(teacher), record_calls(teacher, names) as teacher_calls:
             target = teacher(batch)
-        with eval_mode(model), recorded(model, names) as calls:
+        with eval_mode(model), record_calls(model, names) as calls:
             output = model(batch)
         for (name, *_, y), (*_, t) in zip(calls, teacher_calls, strict=True):
             errors[name] += torch.stack([(y - t).square().sum(), (t - t.mean()).square().sum()])
@@ -80,12 +80,12 @@ def agreement(model: nn.Module, teacher: nn.Module, images, batch_size: int = 16
     sums = torch.cat(sums, 1)
     of_images = _correlation(sums)
     x, y = (torch.cat(rows) - torch.cat(rows).mean(0) for rows in vectors)
-    pooled = ((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt().clamp(min=TINY)).item()
+    pooled = ((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt().clamp(min=EPS)).item()
     return Agreement(
         tokens=_correlation(sums.sum(1)).item(), pooled=pooled if len(of_images) > 1 else None,
         percentile_10=of_images.quantile(0.1).item(), worst=of_images.min().item(),
         worst_images=tuple(of_images.nan_to_num(-torch.inf).argsort()[:5].tolist()),
-        norms={name: (error / size.clamp(min=TINY)).item() for name, (error, size) in errors.items()})
+        norms={name: (error / size.clamp(min=EPS)).item() for name, (error, size) in errors.items()})
 
 
 def _correlation(sums: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def _correlation(sums: Tensor) -> Tensor:
     n, x, y, x2, y2, xy = sums
     variances = [n * squares - total.square() for total, squares in ((x, x2), (y, y2))]
     # That of a constant, such as a black image, is 0 and not a quotient of rounding errors.
-    varies = (variances[0] > TINY * n * x2) & (variances[1] > TINY * n * y2)
+    varies = (variances[0] > EPS * n * x2) & (variances[1] > EPS * n * y2)
     return (n * xy - x * y) / (variances[0] * variances[1]).sqrt().where(varies, torch.inf)
 
 

@@ -12,7 +12,7 @@ from ..fusion.examples import map_tensors, tensors_in
 
 
 @contextmanager
-def watched(modules: Iterable[nn.Module], hook: Callable, before: bool = False) -> Iterator[None]:
+def hooked(modules: Iterable[nn.Module], hook: Callable, before: bool = False) -> Iterator[None]:
     """A context in which `hook` is called with module, arguments, keyword arguments and output of each call of modules.
 
     With `before`, it is called before the module and without an output.
@@ -27,13 +27,13 @@ def watched(modules: Iterable[nn.Module], hook: Callable, before: bool = False) 
 
 
 @contextmanager
-def recorded(model: nn.Module, names: Iterable[str]) -> Iterator[list[tuple[str, tuple, dict, object]]]:
+def record_calls(model: nn.Module, names: Iterable[str]) -> Iterator[list[tuple[str, tuple, dict, object]]]:
     """A context that records name, arguments, keyword arguments and output of each call of these modules in a list.
 
     Arguments and outputs are copied, because they may be changed in place later.
     """
     calls, modules = [], {model.get_submodule(name): name for name in names}
-    with watched(modules, lambda module, *call: calls.append((modules[module], *map_tensors(Tensor.clone, call)))):
+    with hooked(modules, lambda module, *call: calls.append((modules[module], *map_tensors(Tensor.clone, call)))):
         yield calls
 
 

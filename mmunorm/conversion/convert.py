@@ -26,7 +26,7 @@ from ..norms.replace import (
 )
 from ..registry import MODELS
 from ..utils import check_module, error_text, eval_mode
-from .calls import ExternalReaders, watched
+from .calls import ExternalReaders, hooked
 from .images import all_batches, image_warnings
 from .report import ConversionError, ConversionReport, ConvertedNorm
 from .statistics import (
@@ -392,7 +392,7 @@ def _measure(model: nn.Module, batches: list, stats: dict[nn.Module, InputStats]
         if not measured.obstacle:
             measured.add(args, kwargs)
 
-    with watched([module for module, measured in stats.items() if len(measured.norm.normalized_shape) == 1], hook):
+    with hooked([module for module, measured in stats.items() if len(measured.norm.normalized_shape) == 1], hook):
         for batch in batches:
             run_checked(model, batch)
             bar.update()
@@ -421,7 +421,7 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
             target.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
             measured.stored(target)
 
-    with watched(stats, hook, before=True):
+    with hooked(stats, hook, before=True):
         for _ in range(SWEEPS):
             for index, group in enumerate(groups):
                 for target, old in sums[index].items():

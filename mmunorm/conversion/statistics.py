@@ -17,7 +17,7 @@ from ..norms.layers import channel_axis, input_of
 
 # n, sum x, sum x^2, sum u, sum u^2, sum x u.
 NUM_SUMS = 6
-TINY = 1e-12  # the least divisor
+EPS = 1e-12  # the smallest divisor
 
 
 def tokens_of(norm: nn.Module, args: tuple, kwargs: dict) -> Tensor:
@@ -80,7 +80,7 @@ def relative_error(sums: Tensor, gamma: Tensor, beta: Tensor, a: Tensor, b: Tens
 
 def error_over_variance(x: Tensor, target: Tensor) -> Tensor:
     """`|x - target|^2 / |target - mean(target)|^2` over the last dimension, `(N,)` of `(N, n)`."""
-    size = (target - target.mean(-1, keepdim=True)).square().sum(-1).clamp(min=TINY)
+    size = (target - target.mean(-1, keepdim=True)).square().sum(-1).clamp(min=EPS)
     return (x - target).square().sum(-1) / size
 
 

@@ -12,7 +12,7 @@ from ..norms import OfflineNorm
 from ..norms.layers import channel_axis, input_of
 from ..registry import print_log
 from ..utils import check_module, eval_mode
-from .calls import watched
+from .calls import hooked
 from .convert import ConversionError, run_checked, runs_on
 from .images import all_batches, image_warnings
 from .statistics import valid_tokens
@@ -59,7 +59,7 @@ def update_norms(model: nn.Module, batches, progress: bool = False) -> None:
             norm.set_statistics(x / count, square / count)
 
     try:
-        with eval_mode(model), watched(norms.values(), hook, before=True):
+        with eval_mode(model), hooked(norms.values(), hook, before=True):
             for batch in tqdm(batches, desc='measuring', unit='batch', disable=None if progress else True):
                 run_checked(inner, batch)
         if not sums:

@@ -40,7 +40,7 @@ class _Pending:
     done: bool = False  # the backward pass has come
     overtaken: int = 0  # how many later steps were done before
 
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether the backward pass may still come."""
         if self.done:
             return False
@@ -101,7 +101,7 @@ class PendingSteps:
         for pending in reversed(self._pending):
             pending.overtaken += later
             later += pending.done
-        waiting = [pending for pending in self._pending if pending.waits()][1 - _MAX_PENDING:]
+        waiting = [pending for pending in self._pending if pending.is_waiting()][1 - _MAX_PENDING:]
         if len(waiting) < len(self._pending):
             self._recalled, self._recalls = None, 0
         self._pending = waiting

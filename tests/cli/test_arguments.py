@@ -9,10 +9,10 @@ from mmunorm.cli.arguments import (
     add_config_arguments,
     add_device_argument,
     add_runner_arguments,
+    apply_runner_arguments,
     command,
     fraction,
     load_config,
-    prepare,
     threads,
 )
 from mmunorm.utils import Interrupted, LocalError, PreflightError
@@ -138,7 +138,7 @@ def test_pretrained_option_sets_the_backbone(tmp_path):
 def prepared(cfg, *arguments, config='configs/name.py'):
     args = parse(add_runner_arguments, *arguments)
     args.config = config
-    prepare(cfg, args)
+    apply_runner_arguments(cfg, args)
     return cfg
 
 

@@ -224,7 +224,7 @@ def test_other_images_and_outputs(make, given):
     assert report.history[-1]['loss'] < report.history[0]['loss']
 
 
-class Black(Pooled):
+class ConstantOutput(Pooled):
     """Returns a constant, as an enhancer does where it clips."""
 
     def forward(self, x):
@@ -233,7 +233,7 @@ class Black(Pooled):
 
 def test_the_correlation_with_a_constant_is_0():
     torch.manual_seed(0)
-    teacher, model, given = Black(), Pooled(), torch.randn(2, 3, 200, 200)
+    teacher, model, given = ConstantOutput(), Pooled(), torch.randn(2, 3, 200, 200)
     convert_norms(model, given)
     assert agreement(model, teacher, given).worst == agreement(teacher, teacher, given).worst == 0
 

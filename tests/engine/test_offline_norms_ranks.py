@@ -111,15 +111,15 @@ def test_a_checkpoint_has_the_mean_over_the_processes(runs):
         torch.testing.assert_close(rank['averaged']['saved'][0], mean(plain_a, plain_b))
         assert rank['averaged']['saved'][0]['norms.0.num_batches_tracked'] == 4
     checkpoint = torch.load(folder / 'averaged/iter_4.pth', weights_only=False)
-    equal(own_state(checkpoint), a['averaged']['saved'][0])
+    equal(local_state(checkpoint), a['averaged']['saved'][0])
     torch.testing.assert_close(checkpoint['state_dict'], mean(a['plain']['averaged'][0], b['plain']['averaged'][0]))
     equal(a['averaged']['averaged'], b['averaged']['averaged'])
     checkpoint = torch.load(folder / 'epochs/epoch_2.pth', weights_only=False)
     for rank in (a, b):
-        equal(own_state(checkpoint), rank['epochs']['final'])
+        equal(local_state(checkpoint), rank['epochs']['final'])
 
 
-def own_state(checkpoint):
+def local_state(checkpoint):
     return {key.removeprefix('module.'): value for key, value in checkpoint['ema_state_dict'].items()
             if key.startswith('module.')}
 

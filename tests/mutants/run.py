@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-AT_ONCE = 2
+PARALLEL = 2
 
 
 def main() -> int:
     targets = {name: tests for name, *tests in map(str.split, (HERE / 'TARGETS.txt').read_text().splitlines())}
     with TemporaryDirectory() as folder:
-        first, *others = copies = [Path(folder, str(i)) for i in range(AT_ONCE)]
+        first, *others = copies = [Path(folder, str(i)) for i in range(PARALLEL)]
         for name in git(ROOT, 'ls-files').stdout.splitlines():
             (first / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, first / name, follow_symlinks=False)
@@ -38,7 +38,7 @@ def main() -> int:
         for copy in others:
             shutil.copytree(first, copy, symlinks=True)  # with its compiled files
         bad = []
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with ThreadPoolExecutor(PARALLEL) as pool:
             runs = {pool.submit(try_patch, HERE / name, tests, free): name for name, tests in targets.items()}
             for number, run in enumerate(as_completed(runs), 1):
                 print(f'{number} of {len(runs)}: {runs[run]} {run.result() or "makes a test fail"}', flush=True)

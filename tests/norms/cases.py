@@ -15,7 +15,7 @@ from .reference_un import ReferenceUN
 AFFINE = {'weight', 'bias'}
 RUNNING = AFFINE | {'running_var', 'num_batches_tracked'}
 UN_STATE = RUNNING | {'activation_record', 'gradient_record', 'psi', 'num_outliers'}
-MOVED = {'running_mean', 'eta'}
+MEANS = {'running_mean', 'eta'}
 
 
 def un(norm, weight, bias, eta=None):
@@ -56,14 +56,14 @@ class Case(NamedTuple):
 # With warm-ups that end soon, so that a short test sees both sides of them.
 NORMS = {
     'UN': Case(lambda c: UN(c, warmup_iters=6), un, UN_STATE),
-    'UN centered': Case(lambda c: UN(c, warmup_iters=6, centered=True, eta=0.), un, UN_STATE | MOVED),
-    'UN frozen': Case(lambda c: UN(c, warmup_iters=6, centered='frozen', eta=0.), un, UN_STATE | MOVED),
+    'UN centered': Case(lambda c: UN(c, warmup_iters=6, centered=True, eta=0.), un, UN_STATE | MEANS),
+    'UN frozen': Case(lambda c: UN(c, warmup_iters=6, centered='frozen', eta=0.), un, UN_STATE | MEANS),
     'MABN': Case(lambda c: MABN(c, window=5, alpha=0.9, warmup_iters=6), un, RUNNING | {'gradient_record', 'psi'}),
     'PN': Case(lambda c: PN(c, warmup_iters=6), pn, RUNNING | {'psi'}),
     'PN*': Case(lambda c: PN(c, layer_scale=False, warmup_iters=6), pn, RUNNING | {'psi'}),
     'TokenBN': Case(TokenBN, bn, RUNNING | {'running_mean'}),
-    'RepBN': Case(RepBN, bn, RUNNING | MOVED),
-    'PRepBN': Case(lambda c: PRepBN(c, steps=12), prep_bn, RUNNING | MOVED | {'ln_weight', 'ln_bias'}),
+    'RepBN': Case(RepBN, bn, RUNNING | MEANS),
+    'PRepBN': Case(lambda c: PRepBN(c, steps=12), prep_bn, RUNNING | MEANS | {'ln_weight', 'ln_bias'}),
     'RMSN': Case(RMSN, formula(ref.rmsn), {'weight'}),
     'DyT': Case(DyT, formula(ref.dyt), AFFINE | {'alpha'}),
     'Derf': Case(Derf, formula(ref.derf), AFFINE | {'alpha', 'shift'}),

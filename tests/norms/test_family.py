@@ -172,7 +172,7 @@ def test_a_bad_number_never_stays_in_the_state(name, where):
     assert norm.eval()(torch.randn(3, 6)).isfinite().all()
 
 
-anything = st.floats(width=32)
+numbers = st.floats(width=32)
 
 
 @every_offline_norm
@@ -183,7 +183,7 @@ def test_no_input_breaks_the_state(name, data):
     if name != 'PRepBN':
         norm.warmup_iters, norm.exact_steps = 1, 1
     for _ in range(4):
-        x, dy = (torch.tensor(data.draw(st.lists(st.tuples(anything, anything), min_size=1, max_size=3)))
+        x, dy = (torch.tensor(data.draw(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=3)))
                  for _ in range(2))
         x = x.requires_grad_()
         norm(x).backward(dy[:1].expand_as(x))

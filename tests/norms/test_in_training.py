@@ -58,7 +58,7 @@ def test_deepcopy_between_forward_and_backward(name):
     assert twin.num_batches_tracked == 17 and norm.num_batches_tracked == 16
 
 
-WAYS = {
+CASTS = {
     'half': lambda model: model.half(),
     'to float16': lambda model: model.to(torch.float16),
     'to bfloat16, by a tensor': lambda model: model.to(torch.empty(0, dtype=torch.bfloat16)),
@@ -66,15 +66,15 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize('name, way', [*((name, 'half') for name in OFFLINE), *(('UN', way) for way in WAYS)])
-def test_in_half_precision_statistics_stay_in_float32(name, way):
+@pytest.mark.parametrize('name, cast', [*((name, 'half') for name in OFFLINE), *(('UN', cast) for cast in CASTS)])
+def test_in_half_precision_statistics_stay_in_float32(name, cast):
     """A channel with a root mean square of 900, whose square is infinite in float16."""
     norm = build(name)
     x, dy = torch.randn(2, 50, 6, generator=torch.Generator().manual_seed(0))
     x[:, 3] *= 900
     for _ in range(20):
         train_step(norm, x, dy)
-    half = WAYS[way](nn.Sequential(copy.deepcopy(norm)))[0]
+    half = CASTS[cast](nn.Sequential(copy.deepcopy(norm)))[0]
     assert {parameter.dtype for parameter in half.parameters()} == {half.weight.dtype} != {torch.float32}
     for key, buffer in norm.named_buffers():
         assert torch.equal(half.get_buffer(key), buffer) and half.get_buffer(key).dtype == buffer.dtype, key

@@ -16,7 +16,7 @@ from .cases import OFFLINE, build
 # Each trains `norm` on 24 inputs, with its checkpointed calls by `run(f, x)`.
 
 
-def twice_in_one(norm, run, xs):
+def nested_calls(norm, run, xs):
     for x in xs:
         run(lambda v: norm(norm(v) * 2 + v), x).pow(3).sum().backward()
 
@@ -81,7 +81,7 @@ def inputs(count):
 
 @pytest.mark.parametrize('use_reentrant', [False, True])
 @pytest.mark.parametrize('name, train', [
-    *(('UN', train) for train in (twice_in_one, side_by_side, accumulated, late, out_of_order, without_backward,
+    *(('UN', train) for train in (nested_calls, side_by_side, accumulated, late, out_of_order, without_backward,
                                   equal_statistics, only_padding)),
     *((name, out_of_order) for name in OFFLINE if name != 'UN')])
 def test_a_recomputed_forward_is_the_same_step(name, train, use_reentrant):

@@ -108,7 +108,7 @@ def test_folding_is_exact_for_schemes_depths_and_statistics(scheme, depth, seed,
     assert_equal(outputs(model, images), before, 1e-8)
 
 
-def trained_like(model, images):
+def randomize_norms(model, images):
     """Each norm has the statistics of its input, and scales near 1."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -127,7 +127,7 @@ def test_depth_96():
     """Exact in float64, and in float32 within 1e-4 of float64, where the network before folding is."""
     model = prepared(vit('BranchNorm', 96, dict(type='UN', alpha=0.)))  # statistics of the last step
     images = torch.randn(8, 3, 32, 32)
-    single = trained_like(model, images)
+    single = randomize_norms(model, images)
     model = copy.deepcopy(single).double()
     before = outputs(model, images.double())
     assert_equal([output.double() for output in outputs(single, images)], before, 1e-4)
@@ -205,7 +205,7 @@ def with_a_parametrized_layer():
     return model
 
 
-def with_padding_of_its_own():
+def with_padded_windows():
     """No rule describes it."""
     class OtherAttention(ShiftWindowMSA):
         @staticmethod
@@ -226,7 +226,7 @@ def with_padding_of_its_own():
     (with_a_hook_of_a_sum, 'none', 'backbone.layers.0.residual1 has forward hooks'),
     (without_a_norm, 'none', 'norms that fold with it are folded already'),
     (with_a_parametrized_layer, 'none', 'backbone.layers.0.ffn.layers.1 has a parametrized weight'),
-    (with_padding_of_its_own, 'none', 'its output is padded by 0 at this input size'),
+    (with_padded_windows, 'none', 'its output is padded by 0 at this input size'),
     (with_another_sum, 'none', 'backbone.layers.0.ln2 .UN.: its output is consumed by add'),
     (lambda: vit('PostNorm').backbone, 'none', 'is an output of the model'),
     (lambda: vit('PostNorm', out_indices=[0, 1]), 'none', 'its output is consumed by add')])

@@ -49,7 +49,7 @@ def begin(runner, **arguments):
     return hook
 
 
-def go(hook, runner, losses):
+def run_losses(hook, runner, losses):
     """One step for each loss; a layer is not finite while the loss is not."""
     for loss in losses:
         runner.model.broken = 'middle' if math.isnan(loss) else None
@@ -74,7 +74,7 @@ def test_a_norm_that_is_called_twice_is_as_bad_as_its_worse_call(runner):
 def test_stops_at_the_first_bad_step(runner, interval, loss, text, tmp_path):
     hook = begin(runner, patience=3, factor=3.0, interval=interval)
     with pytest.raises(DivergenceError, match=f'step 7: .*{text}'):
-        go(hook, runner, [1.0, 2.0, 3.0, 5.9, loss, 5.0] + [loss] * 5)
+        run_losses(hook, runner, [1.0, 2.0, 3.0, 5.9, loss, 5.0] + [loss] * 5)
         hook.after_train_epoch(runner)
     record = json.loads((tmp_path / RECORD).read_text())
     assert record['step'] == 7 and record['start_loss'] == 2.0 and record['checkpoint'] is None
@@ -86,7 +86,7 @@ def test_stops_at_the_first_bad_step(runner, interval, loss, text, tmp_path):
 def test_a_run_that_recovers_continues(runner, tmp_path):
     """As under a loss scale, which skips a step that overflows. Without `factor`, any finite loss is good."""
     hook = begin(runner, patience=3, interval=2)
-    go(hook, runner, [2.0] * 3 + [math.nan, 1e6, 1.0] * 20 + [math.nan] * 2)
+    run_losses(hook, runner, [2.0] * 3 + [math.nan, 1e6, 1.0] * 20 + [math.nan] * 2)
     hook.after_train_epoch(runner)
     hook.after_train(runner)
     assert not (tmp_path / RECORD).exists()
@@ -101,11 +101,11 @@ def test_non_finite_weights_are_never_saved(runner, when, broken):
     hook.before_val_epoch(runner)  # outside of training it checks nothing
     hook.before_train(runner)
     runner.message_hub.update_info('last_ckpt', 'iter_2.pth')
-    go(hook, runner, [1.0] * 4)
+    run_losses(hook, runner, [1.0] * 4)
     runner.model.state_dict()[broken][0] = math.inf
     with pytest.raises(DivergenceError, match='at step 5: weights or statistics are not finite. '
                        'The last checkpoint is iter_2.pth'):
-        go(hook, runner, [1.0])
+        run_losses(hook, runner, [1.0])
         assert when != 'step'
         (hook.after_train_epoch if when == 'epoch' else hook.before_val_epoch)(runner)
     assert json.loads(Path(runner.work_dir, RECORD).read_text())['loss'] is None
@@ -124,7 +124,7 @@ def test_a_compiled_model_is_one_graph(runner):
 
 def test_the_start_is_remembered_by_a_resumed_run(runner):
     hook = begin(runner, patience=2)
-    go(hook, runner, [1.0] * 4)
+    run_losses(hook, runner, [1.0] * 4)
     hook.after_train_epoch(runner)
     # A checkpoint has the hub's state.
     state = runner.message_hub.state_dict()
@@ -132,7 +132,7 @@ def test_the_start_is_remembered_by_a_resumed_run(runner):
     runner.message_hub.load_state_dict(state)
     hook = begin(runner, patience=2, factor=3.0, interval=1)
     with pytest.raises(DivergenceError, match='step 5: the loss is 4, more than 3 times the 1 of the start'):
-        go(hook, runner, [4.0] * 3)
+        run_losses(hook, runner, [4.0] * 3)
 
 
 @pytest.mark.parametrize(('arguments', 'text'), [

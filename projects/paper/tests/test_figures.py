@@ -14,7 +14,7 @@ LONG = 'work_dirs/compare/swin_un_classifier_recorded_with_a_very_long_name_of_t
 SHORT = 'norm{} (UN)'
 
 
-def check_room(figure, height):
+def check_layout(figure, height):
     """All text is inside the image, panels keep about their height, and the legend covers none."""
     figure.draw_without_rendering()
     width, total = figure.get_size_inches()
@@ -31,12 +31,12 @@ def check_room(figure, height):
         assert not any(around.overlaps(legend.get_window_extent()) for legend in figure.legends)
 
 
-def squeezed(text):
+def without_spaces(text):
     return ''.join(text.split())
 
 
 def names_of(legend):
-    return [squeezed(text.get_text()) for text in legend.get_texts()]
+    return [without_spaces(text.get_text()) for text in legend.get_texts()]
 
 
 @pytest.fixture(scope='module')
@@ -53,20 +53,20 @@ def measure(record):
 def test_pnac_over_training(measure, count, name):
     runs = {name.format(i): measure for i in range(count)}
     figure = figures.pnac_figure(runs)
-    check_room(figure, 2.4)
+    check_layout(figure, 2.4)
     axes, = figure.axes
     assert len(axes.lines) == 2 * count
     for line, field in zip(axes.lines, ['activation', 'gradient'] * count, strict=True):
         np.testing.assert_allclose(line.get_xydata(), np.stack([[13, 48], measure.mean(field)], axis=1))
     statistics = ['activationstatistic', 'gradientstatistic']
     assert names_of(figure.legends[0]) == (statistics if count == 1 else [
-        *map(squeezed, runs), *statistics])
-    assert squeezed(figure.get_suptitle()) == squeezed(
+        *map(without_spaces, runs), *statistics])
+    assert without_spaces(figure.get_suptitle()) == without_spaces(
         'Normal channels over training' + (name.format(0) if count == 1 else ''))
     if count > 1:
         assert axes.lines[0].get_linestyle() == '-' and axes.lines[1].get_linestyle() == '--'
-        looks = {(line.get_color(), line.get_marker()) for line in axes.lines}
-        assert len(looks) == count  # of both statistics of a run, and of no other run
+        styles = {(line.get_color(), line.get_marker()) for line in axes.lines}
+        assert len(styles) == count  # of both statistics of a run, and of no other run
         for handle, line in zip(figure.legends[0].get_lines(), axes.lines[::2], strict=False):
             assert same_color(handle.get_color(), line.get_color())
             assert handle.get_marker() == line.get_marker()
@@ -75,30 +75,30 @@ def test_pnac_over_training(measure, count, name):
 def test_images_of_one_run(record, measure):
     name = LONG.format(0)
     layers = figures.pnac_layers_figure(name, measure)
-    check_room(layers, 2.4)
+    check_layout(layers, 2.4)
     np.testing.assert_array_equal(layers.axes[0].lines[0].get_ydata(),
                                   [*measure.percent('activation').mean(axis=0)[:2], np.nan])
     assert [tick.get_text() for tick in layers.axes[0].get_xticklabels()] == [
         'patch_embed.norm', 's0.b0.norm1', 'norm3']
 
     density = figures.pnac_density_figure(name, measure)
-    check_room(density, 1.9)
+    check_layout(density, 1.9)
     assert names_of(density.legends[0]) == ['start(steps1to25)', 'end(steps36to60)']
 
     counts = np.array([[1, 2, 3], [4, 5, 6]])
     outliers = figures.outliers_figure(name, NAMES, np.array([30, 60]), counts)
-    check_room(outliers, 2.4)
+    check_layout(outliers, 2.4)
     np.testing.assert_array_equal([line.get_ydata() for line in outliers.axes[0].lines], counts)
     assert names_of(outliers.legends[0]) == ['step30', 'step60']
 
     history = channel_history(record, 0, 3, 'activation', 4)
     statistics = figures.statistics_figure(name, [history] * 5, 4)
-    check_room(statistics, 1.4)
+    check_layout(statistics, 1.4)
     for figure, title in ((layers, 'Normal channels by layer'), (density, 'Spread of PNAC over the layers'),
                           (outliers, 'Accumulated outlier steps'),
                           (statistics, 'Statistics of single channels')):
         first, *lines = figure.get_suptitle().splitlines()
-        assert first == title and squeezed(''.join(lines)) == squeezed(name)
+        assert first == title and without_spaces(''.join(lines)) == without_spaces(name)
 
 
 def test_every_step_is_drawn_however_many_there_are(record):
@@ -113,14 +113,14 @@ def test_cka():
     names = LONG.format(1), LONG.format(2)
     cka = np.arange(12.).reshape(4, 3) / 12
     figure = figures.cka_figure(cka, [*NAMES, 'head.norm'], NAMES, *names)
-    check_room(figure, 2.7)
+    check_layout(figure, 2.7)
     axes = figure.axes[0]
     np.testing.assert_array_equal(axes.images[0].get_array(), cka)
-    assert squeezed(axes.get_xlabel()) == squeezed(f'layers of {names[1]}')
-    assert squeezed(axes.get_ylabel()) == squeezed(f'layers of {names[0]}')
+    assert without_spaces(axes.get_xlabel()) == without_spaces(f'layers of {names[1]}')
+    assert without_spaces(axes.get_ylabel()) == without_spaces(f'layers of {names[0]}')
     pairs = {' and '.join(names): np.array([1, 0.5, 0.2]), 'c and d': np.ones(3)}
     figure = figures.cka_diagonal_figure(pairs, NAMES)
-    check_room(figure, 2.4)
+    check_layout(figure, 2.4)
     assert [line.get_ydata().tolist() for line in figure.axes[0].lines] == [[1, 0.5, 0.2], [1, 1, 1]]
 
 
@@ -129,12 +129,12 @@ def test_curves(count, name, lines):
     loss = np.array([[10, 2.0], [20, 1.0]])
     runs = {name.format(i): dict(loss=i + loss, **{'accuracy/top1': 10 * i + loss}) for i in range(count)}
     figure = figures.scalar_figure(runs, 'loss')
-    check_room(figure, 2.4)
+    check_layout(figure, 2.4)
     assert figure.get_suptitle() == 'loss over training'
     groups = {run: [scalars] for run, scalars in runs.items()}
     grid = curves_figure(dict(calm=groups, wild=groups), ['loss', 'accuracy/top1'],
                          LONG.format('of the recipe'), ['What a line is.'])
-    check_room(grid, 3.4)
+    check_layout(grid, 3.4)
     assert [axes.get_title() for axes in grid.axes] == [
         'calm: loss', 'calm: top-1 accuracy (%)', 'wild: loss', 'wild: top-1 accuracy (%)']
     assert grid.get_suptitle().endswith('\nWhat a line is.')
@@ -142,7 +142,7 @@ def test_curves(count, name, lines):
     assert len({round(text.get_window_extent().y0) for text in figure.legends[0].get_texts()}) == lines
     for drawn in (figure, grid):
         assert [line.get_ydata().tolist() for line in drawn.axes[0].lines] == [[i + 2, i + 1] for i in range(count)]
-        assert names_of(drawn.legends[0]) == [squeezed(run) for run in runs]
+        assert names_of(drawn.legends[0]) == [without_spaces(run) for run in runs]
         assert drawn.axes[0].get_xlabel() == 'training step' and drawn.axes[0].get_ylabel() == 'loss'
 
 

@@ -239,7 +239,7 @@ def test_resume_has_no_gap_and_nothing_twice(tmp_path):
     assert len(NormRecord(tmp_path / 'parts/norm_statistics.old').steps) == 9
 
 
-class Trouble(Hook):
+class FailingHook(Hook):
     """Ends a run in step 8: with an error before its forward pass, or with weights that are NaN."""
 
     def __init__(self, error):
@@ -259,15 +259,15 @@ class Trouble(Hook):
 @pytest.mark.parametrize(('error', 'last'), [
     (KeyboardInterrupt, 7), (RuntimeError, 7), (DivergenceError, 9), (ZeroDivisionError, None)])
 def test_a_run_that_ends_in_an_error_keeps_what_it_recorded(tmp_path, error, last):
-    def with_trouble(runner):
-        runner.register_hook(Trouble(error))
+    def with_failing_hook(runner):
+        runner.register_hook(FailingHook(error))
         runner.register_hook(dict(type='DivergenceHook', patience=3, interval=1))
         training.train(runner)
 
     stopped = Interrupted, 'interrupted after step 7; --resume'
     raised, message = stopped if error is KeyboardInterrupt else (error, None)
     with pytest.raises(raised, match=message):
-        train(tmp_path / 'w', Model(UN(6, warmup_iters=2)), steps=20, run=with_trouble)
+        train(tmp_path / 'w', Model(UN(6, warmup_iters=2)), steps=20, run=with_failing_hook)
     if last:
         record = NormRecord(tmp_path / 'w/norm_statistics')
         assert record.steps.tolist() == list(range(1, last + 1))
@@ -275,7 +275,7 @@ def test_a_run_that_ends_in_an_error_keeps_what_it_recorded(tmp_path, error, las
         assert np.isnan(record.activation(0)[7:]).all()
 
 
-class Kill(Hook):
+class KillHook(Hook):
 
     def after_train_iter(self, runner, *args, **kwargs):
         if runner.iter + 1 == 5:
@@ -283,11 +283,11 @@ class Kill(Hook):
 
 
 def train_killed(work_dir):
-    def with_kill(runner):
-        runner.register_hook(Kill(), priority='LOWEST')
+    def with_kill_hook(runner):
+        runner.register_hook(KillHook(), priority='LOWEST')
         training.train(runner)
 
-    train(work_dir, Model(UN(6, warmup_iters=2)), steps=9, run=with_kill)
+    train(work_dir, Model(UN(6, warmup_iters=2)), steps=9, run=with_kill_hook)
 
 
 @pytest.mark.slow

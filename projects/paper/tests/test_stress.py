@@ -22,7 +22,7 @@ def begin(hook, start=0):
     return runner
 
 
-def seen(hook, steps, start=0):
+def factors_of(hook, steps, start=0):
     """The inputs of the model for inputs of ones, by step."""
     runner = begin(hook, start)
     inputs = []
@@ -39,7 +39,7 @@ def seen(hook, steps, start=0):
 
 
 def test_share_range_and_law():
-    factors = seen(InputStressHook(probability=0.25, scale=(2, 50)), 4000)
+    factors = factors_of(InputStressHook(probability=0.25, scale=(2, 50)), 4000)
     disturbed = factors[factors != 1]
     assert 900 < len(disturbed) < 1100
     assert 2 <= disturbed.min() < 2.1 and 48 < disturbed.max() <= 50
@@ -48,9 +48,9 @@ def test_share_range_and_law():
 
 
 def test_the_same_steps_for_all_and_after_resuming():
-    whole = seen(InputStressHook(probability=0.3, seed=1), 60)
-    assert np.array_equal(whole[40:], seen(InputStressHook(probability=0.3, seed=1), 20, start=40))
-    assert not np.array_equal(whole, seen(InputStressHook(probability=0.3, seed=2), 60))
+    whole = factors_of(InputStressHook(probability=0.3, seed=1), 60)
+    assert np.array_equal(whole[40:], factors_of(InputStressHook(probability=0.3, seed=1), 20, start=40))
+    assert not np.array_equal(whole, factors_of(InputStressHook(probability=0.3, seed=2), 60))
 
 
 @pytest.mark.parametrize(('arguments', 'text'), [

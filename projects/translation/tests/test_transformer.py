@@ -20,7 +20,7 @@ from projects.translation.translation.text.ids import PAD
 from .models import ARCH, SCHEMES, VOCABULARY, WITHOUT_NORM, sentences, task, transformer
 
 
-def torchs_own(model, norm_first):
+def torch_transformer(model, norm_first):
     """torch.nn.Transformer with the weights of a model."""
     width = ARCH['embed_dims']
     with warnings.catch_warnings():
@@ -62,7 +62,7 @@ def test_equals_torchs_transformer_forward_and_backward(scheme):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    other = torchs_own(model, scheme == 'PreNorm')
+    other = torch_transformer(model, scheme == 'PreNorm')
     source, target = sentences(5, 7, 2), shifted(sentences(6, 3, 4, seed=1))
 
     def embedded(tokens):
