@@ -21,7 +21,12 @@ def note_norms(model: nn.Module, norms: Mapping[str, Iterable[str]]) -> None:
     for name, held in norms.items():
         layer = model.get_submodule(name)
         setattr(layer, _NORMS, tuple(dict.fromkeys((*getattr(layer, _NORMS, ()), *held))))
-    if norms and not _hooks:
+    watch_layers()
+
+
+def watch_layers() -> None:
+    """Registers the hook that warns."""
+    if not _hooks:
         _hooks.append(register_module_module_registration_hook(_warn_if_replaced))
 
 
@@ -31,7 +36,7 @@ def noted_norms(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _warn_if_replaced(parent: nn.Module, name: str, new: nn.Module | None) -> None:
-    old = dict(parent.named_children()).get(name)
+    old = parent._modules.get(name)
     norms = vars(old).get(_NORMS) if old is not None else None
     if norms and isinstance(new, nn.Module) and _is_other(new, old):
         warnings.warn(f'{name} of {type(parent).__name__} holds the folded norm {norms[0]}: the {type(new).__name__} '
