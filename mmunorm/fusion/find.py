@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..compat import is_compiling
 from ..norms.layers import channel_axis, input_of
 from .affine import has_act, statistic_of
 from .dye import MIXED, NOTHING, Dyes, Twins
@@ -409,8 +410,10 @@ class _Finder(TorchFunctionMode):
 
 def _calling_function() -> str:
     """The name of the function that calls the module whose forward pass runs this."""
+    if is_compiling():  # a compiled norm
+        return 'forward'
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals['__name__'] == 'torch.nn.modules.module':
+    while frame.f_back is not None and frame.f_globals.get('__name__') == 'torch.nn.modules.module':
         frame = frame.f_back
     return frame.f_code.co_name
 

@@ -69,7 +69,7 @@ def _frames() -> Iterator[FrameType]:
 def _call() -> str:
     """The outermost method of a module that is running."""
     *_, frame = (frame for frame in _frames() if isinstance(frame.f_locals.get('self'), nn.Module)
-                 and frame.f_globals['__name__'] != 'torch.nn.modules.module')
+                 and frame.f_globals.get('__name__') != 'torch.nn.modules.module')
     return f'{type(frame.f_locals["self"]).__name__}.{frame.f_code.co_name}'
 
 
