@@ -43,11 +43,8 @@ class BasisChange(StreamBasis):
     @property
     def writing(self) -> Tensor:
         """The matrix for what writes the stream, `(C, C)`."""
-        width = self.stream.width
-        centering = torch.eye(width, dtype=torch.float64) - 1 / width if self.is_centered else None
-        if self.basis is None:
-            return centering
-        return self.basis if centering is None else self.basis @ centering
+        centering = torch.eye(self.stream.width, dtype=torch.float64) - self.is_centered / self.stream.width
+        return centering if self.basis is None else self.basis @ centering
 
     def reading(self, reader: Reader) -> Tensor:
         """The matrix for what reads tokens of the stream, side by side or with alternating channels."""
