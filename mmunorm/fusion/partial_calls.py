@@ -26,19 +26,20 @@ def set_scopes(model: nn.Module, scopes: Mapping[str, str]) -> None:
         scope = model.get_submodule(name)
         mark = f'{name} ({type(scope).__name__})'
         setattr(scope, _MARKS, tuple(dict.fromkeys((*vars(scope).get(_MARKS, ()), mark))))
-        model.get_submodule(norm).scope = mark
+        model.get_submodule(norm).folded_within = mark
 
 
 def scopes_of(model: nn.Module) -> dict[str, str]:
     """The scopes of the norms of a folded model, both by full name."""
     names = {mark: name for name, module in model.named_modules() for mark in vars(module).get(_MARKS, ())}
-    return {name: names[module.scope] for name, module in model.named_modules() if vars(module).get('scope') in names}
+    marks = {name: vars(module).get('folded_within') for name, module in model.named_modules()}
+    return {name: names[mark] for name, mark in marks.items() if mark in names}
 
 
 def allow_partial_calls(model: nn.Module) -> None:
     """Lets parts of a folded model run alone, in place. `mmunorm.fusion.streams_of(model)` restores their tokens."""
     for module in model.modules():
-        vars(module).pop('scope', None)
+        vars(module).pop('folded_within', None)
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, RefusedHiddenStates):
                 del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
@@ -52,7 +53,7 @@ def check_scope(norm: nn.Module) -> None:
         code = frame.f_code
         if code.co_name == 'forward' and code.co_argcount:
             module = frame.f_locals.get(code.co_varnames[0])
-            if norm.scope in getattr(module, '__dict__', {}).get(_MARKS, ()):
+            if norm.folded_within in getattr(module, '__dict__', {}).get(_MARKS, ()):
                 return
     if not in_backward_pass():  # which computes a part again
         raise RuntimeError(f'{_call()} runs a part of a folded model: it may return tokens that lack a norm, which '

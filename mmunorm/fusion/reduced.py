@@ -44,7 +44,7 @@ class Folded(nn.Module):
         added: names of the tensors that folding the norm added to the model's state_dict. Defaults to none.
         like: a tensor of the norm's dtype and device. Defaults to None, for torch's defaults.
     """
-    scope = ''  # the mark of the module outside of whose calls it must not run, see `partial_calls`
+    folded_within = ''  # the mark of its scope, see `partial_calls`
 
     def __init__(self, added: Sequence[str] = (), like: Tensor | None = None):
         super().__init__()
@@ -79,7 +79,7 @@ class FoldedNorm(Folded, nn.Identity):
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str | None = None) -> Tensor:
         """Returns `x`; accepts the other arguments of norms."""
-        if not torch.jit.is_scripting() and self.scope:
+        if not torch.jit.is_scripting() and self.folded_within:
             check_scope(self)
         return x
 
@@ -138,7 +138,7 @@ class TokenScale(Folded):
 
     def forward(self, x: Tensor, data_format: str | None = None) -> Tensor:
         """`(..., C)`, or `(N, C, H, W)` if `channels_first`; returns the same shape and dtype."""
-        if self.scope:
+        if self.folded_within:
             check_scope(self)
         channels_first = self.channels_first and data_format != 'channel_last'
         x = x.movedim(1, -1) if channels_first else x

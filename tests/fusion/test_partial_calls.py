@@ -122,10 +122,11 @@ def test_blocks_that_are_computed_again():
         checkpoint(block, torch.randn(1, 5, 16), use_reentrant=False)
 
 
-def test_parts_may_be_allowed_and_their_tokens_restored():
+@pytest.mark.parametrize('rotate', [None, 'hadamard'])
+def test_parts_may_be_allowed_and_their_tokens_restored(rotate):
     model = vit()
     folded = copy.deepcopy(model)
-    fuse_norms(folded, rotate='hadamard')
+    fuse_norms(folded, rotate=rotate)
     allow_partial_calls(folded)
     stream, = streams_of(folded)
     tokens, expected = (net.forward_intermediates(X, norm=False, intermediates_only=True, output_fmt='NLC')
