@@ -98,6 +98,19 @@ def test_the_scope_is_what_was_folded():
         Outer(inner)(X)
 
 
+def test_a_forward_pass_of_another_name_is_no_scope():
+    class Renamed(Outer):
+
+        def run(self, x):
+            return super().forward(x)
+
+        forward = run
+
+    model = Renamed(vit(models.UN)).eval()
+    fuse_norms(model, example=X, strict=True)
+    model(X)
+
+
 def test_parts_of_other_packages():
     model = models.randomize(models.vit_classifier(models.LN), gamma='none')
     images = torch.randn(1, 3, 32, 32)
