@@ -9,8 +9,8 @@ shared or not used, a write to the input of a norm.
 from __future__ import annotations
 
 import gc
+import inspect
 import re
-import sys
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -412,7 +412,7 @@ def _calling_function() -> str:
     """The name of the function that calls the module whose forward pass runs this."""
     if is_compiling():  # a compiled norm
         return 'forward'
-    frame = sys._getframe(2)
+    frame = inspect.currentframe().f_back.f_back
     while frame.f_back is not None and frame.f_globals.get('__name__') == 'torch.nn.modules.module':
         frame = frame.f_back
     return frame.f_code.co_name

@@ -7,7 +7,7 @@ module and in the norm, so copies, files and replicas have it, too.
 """
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Iterator, Mapping
 from types import FrameType
 
@@ -40,9 +40,9 @@ def allow_partial_calls(model: nn.Module) -> None:
     """Lets parts of a folded model run alone, in place. `mmunorm.fusion.streams_of(model)` restores their tokens."""
     for module in model.modules():
         vars(module).pop('folded_within', None)
-        for key, hook in list(module._forward_pre_hooks.items()):
+        for hook in module._forward_pre_hooks.values():
             if isinstance(hook, RefusedHiddenStates):
-                del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
+                hook.is_active = False
 
 
 def check_scope(norm: nn.Module) -> None:
@@ -61,7 +61,7 @@ def check_scope(norm: nn.Module) -> None:
 
 
 def _frames() -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -76,10 +76,11 @@ def _call() -> str:
 
 class RefusedHiddenStates:
     """A forward hook of transformers' models that refuses `output_hidden_states`."""
+    is_active = True
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         wanted = kwargs.get('output_hidden_states')
-        if module.config.output_hidden_states if wanted is None else wanted:
+        if self.is_active and (module.config.output_hidden_states if wanted is None else wanted):
             raise RuntimeError('output_hidden_states returns tokens of a residual stream that fuse_norms has changed: '
                                f'they lack their mean or are in another basis. {_ADVICE}')
 

@@ -36,7 +36,7 @@ def noted_norms(model: nn.Module) -> dict[str, list[str]]:
 
 
 def _warn_if_replaced(parent: nn.Module, name: str, new: nn.Module | None) -> None:
-    old = parent._modules.get(name)
+    old = dict(parent.named_children()).get(name)
     norms = vars(old).get(_NORMS) if old is not None else None
     if norms and isinstance(new, nn.Module) and _is_other(new, old):
         warnings.warn(f'{name} of {type(parent).__name__} holds the folded norm {norms[0]}: the {type(new).__name__} '
