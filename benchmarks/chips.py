@@ -78,7 +78,7 @@ class Network(nn.Module):
             maps = model.neck(model.backbone(images))
             scores, deltas = model.rpn_head(maps)
             return (*maps, *scores, *deltas)
-        return model.head(model.extract_feat(images)) if hasattr(model, 'extract_feat') else model(images)
+        return model(images)
 
 
 @torch.no_grad()

@@ -196,7 +196,7 @@ def generic_reason(reason):
                            (r'goes through its activation', 'its activation comes after it'),
                            (r'bias that is not made of parameters', 'its consumer has a computed bias'),
                            (r'is shared with', 'it or its neighbour is shared'),
-                           (r'consumed by (\w+?)_?;', r'"\1" consumes it')):
+                           (r'consumed by (\w+?)_?(?:;|$)', r'"\1" consumes it')):
         if match := re.search(pattern, reason):
             return match.expand(words)
     return re.sub(r'\S*\d\S*', 'N', reason)
@@ -240,9 +240,9 @@ def read(path):
 def cells(row):
     if 'error' in row:
         return row['model'], '', row['error'].replace('|', '/')[:160]
-    exact = row.get('exact')
-    left = f'{list(exact["left"].values()).count(SCALE)}/{exact["layer_norms"]}' if exact else 'not run'
-    return row['model'], left, f'{row["folded"]}/{row["norms"]}'
+    exact = row['exact']
+    left = list(exact['left'].values()).count(SCALE)
+    return row['model'], f'{left}/{exact["layer_norms"]}', f'{row["folded"]}/{row["norms"]}'
 
 
 def most_frequent(reasons):
@@ -255,12 +255,10 @@ def page(rows):
     """The text of docs/models.md."""
     good = [row for row in rows if 'error' not in row]
     norms, folded = (sum(row[key] for row in good) for key in ('norms', 'folded'))
-    exact = [row['exact'] for row in good if row.get('exact', {}).get('layer_norms')]
-    wrong = [row['model'] for row in good
-             if not max(row['difference'], row.get('exact', row)['difference']) <= EXACT]
+    exact = [row['exact'] for row in good if row['exact']['layer_norms']]
+    wrong = [row['model'] for row in good if not max(row['difference'], row['exact']['difference']) <= EXACT]
     scales = sum(left == SCALE for part in exact for left in part['left'].values())
     whole = sum(not part['why'] for part in exact)
-    missing = sum('exact' not in row for row in good)
     padded = sum('padd' in generic_reason(why) for row in good for why in row['kept'].values())
     lines = (HEADER, ['---'] * len(HEADER), *map(cells, rows))
     table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
@@ -273,8 +271,7 @@ transformers fold as timm's do. To try another model: [Fold](how_to/fusion.md#th
 `python benchmarks/model_zoo.py` writes this page.
 
 - **LayerNorms, folded exactly**: {scales} of {sum(part['layer_norms'] for part in exact)} LayerNorms and RMSNorms leave
-  a scale of each token, all of them in {whole} of {len(exact)} models. {missing} models were not run with their
-  LayerNorms. More stays where: {most_frequent(more)}.
+  a scale of each token, all of them in {whole} of {len(exact)} models. More stays where: {most_frequent(more)}.
 - **UN in place of every LayerNorm and RMSNorm**: {len(good)} models with {norms} norms: {folded} are folded,
   {norms - folded} are kept. {padded} of these are before zero padding, which could be filled as in Swin. Kept where:
   {most_frequent(kept)}.

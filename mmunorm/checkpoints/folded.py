@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from io import BytesIO
@@ -21,11 +22,11 @@ from torch import nn
 from ..compat import forget_compiled_code
 from ..fusion.basis import is_layer_scale
 from ..fusion.examples import with_plain_weights
-from ..fusion.inner_tokens import refuse_inner_tokens, refuses_inner_tokens
 from ..fusion.joint import join
 from ..fusion.padding import Fill
+from ..fusion.partial_calls import scopes_of, set_scopes
 from ..fusion.plan import FoldPlan, uncompiled, unwrapped
-from ..fusion.reduced import Folded, TokenScale
+from ..fusion.reduced import Folded, StreamBasis, TokenScale, set_streams, streams_of
 from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
 from ..fusion.rewrite import add_to_state, reduce_norm, replace_by_identity, replace_module
@@ -42,7 +43,7 @@ _SETTINGS = ('num_heads', 'stride', 'padding', 'dilation', 'groups', 'eps', 'glo
 
 
 def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, int],
-                  reduced: Mapping[str, dict] | None = None, changed_streams: bool = False) -> nn.Module:
+                  reduced: Mapping[str, dict] | None = None, scopes: Mapping[str, str] | None = None) -> nn.Module:
     """Changes a model in place to the structure of a folded model, so that a folded checkpoint loads; returns it.
 
     Args:
@@ -51,7 +52,8 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
         made (Mapping[str, int]): names and sizes of the tensors that folding added to the state_dict.
         reduced (Mapping[str, dict], optional): for each norm of which a scale stays, the arguments of its
             :class:`mmunorm.fusion.TokenScale`. Defaults to none.
-        changed_streams (bool): whether residual streams are in another basis. Defaults to False.
+        scopes (Mapping[str, str], optional): for each folded norm that has a scope, the name of that module; see
+            `mmunorm.fusion.partial_calls`. Defaults to none.
 
     Raises:
         ValueError: the model lacks such norms, or such tensors cannot be added.
@@ -77,8 +79,7 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
         if owner not in plan.fills:
             raise ValueError(f'{type(model).__name__}: no fold rule fills the padding of {owner}')
         plan.fills[owner](model.get_submodule(owner), Fill(next(model.parameters()).new_zeros(made[name])))
-    if changed_streams:
-        refuse_inner_tokens(model)
+    set_scopes(model, scopes or {})
     forget_compiled_code()
     return model
 
@@ -100,13 +101,13 @@ def folding_of(source: nn.Module | dict) -> dict:
         added += [name for name in state_dict if name.endswith(_PADDING)]
         return dict(folded=folded, made={name: state_dict[name].numel() for name in dict.fromkeys(added)},
                     reduced={name: part.arguments for name, part in parts.items() if isinstance(part, TokenScale)},
-                    changed_streams=refuses_inner_tokens(source))
+                    scopes=scopes_of(source))
     note = source.get('meta', {}).get('mmunorm', {})
     if 'made' not in note or any(isinstance(size, list) for size in note['made'].values()):
         raise PreflightError('this folded checkpoint lacks the names of the tensors that folding added: it is of an '
                              'older mmunorm, or was not written by save_folded(). Fold the trained checkpoint again '
                              'with tools/test.py --fuse --save')
-    return dict(folded=folded, **{key: note[key] for key in ('made', 'reduced', 'changed_streams') if key in note})
+    return dict(folded=folded, **{key: note[key] for key in ('made', 'reduced', 'scopes') if key in note})
 
 
 def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: FusionReport | None = None,
@@ -138,7 +139,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         state_dict = {name: value.cpu() if isinstance(value, torch.Tensor) else value
                       for name, value in model.state_dict().items()}
         note = dict(structure, what='A model whose norms mmunorm folded into the adjacent layers.',
-                    settings=_settings(model), layers=noted_norms(model))
+                    settings=_settings(model), layers=noted_norms(model), streams=[*map(vars, streams_of(model))])
     del note['folded']  # the state_dict has these names
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
@@ -224,10 +225,15 @@ def _check_settings(model: nn.Module, note: Mapping) -> None:
 
 
 def _load(model: nn.Module, checkpoint: Mapping) -> None:
-    """Loads the weights of a folded checkpoint into a model of its structure, and notes which layers hold norms."""
+    """Loads the weights of a folded checkpoint into a model of its structure, and notes what is folded where."""
     with computed_tables(model):
         model.load_state_dict(checkpoint['state_dict'])
-    layers, modules = checkpoint['meta']['mmunorm'].get('layers', {}), dict(model.named_modules())
+    note, modules = checkpoint['meta']['mmunorm'], dict(model.named_modules())
+    layers = note.get('layers', {})
+    set_streams(model, (StreamBasis(**stream) for stream in note.get('streams', ())))
+    if note.get('changed_streams') and 'streams' not in note:
+        warnings.warn('this folded checkpoint is of an older mmunorm: its parts, if they are called alone, such as '
+                      'forward_features(), return tokens in another basis. Fold and save it again', stacklevel=3)
     note_norms(model, {layer: norms for layer, norms in layers.items() if layer in modules})
 
 
@@ -313,10 +319,11 @@ if not is_missing('mmengine'):
 
     @MODELS.register_module(name=FOLDED_TYPE)
     def folded_model(of: str | dict, folded: Sequence[str], made: Mapping[str, int],
-                     reduced: Mapping[str, dict] | None = None, changed_streams: bool = False, **cfg) -> nn.Module:
+                     reduced: Mapping[str, dict] | None = None, scopes: Mapping[str, str] | None = None,
+                     changed_streams: bool = False, **cfg) -> nn.Module:
         """Builds the model of type `of` with the settings `cfg`, and folds its norms: see :func:`without_norms`.
 
-        A dict `of` is the type with settings of its own.
+        A dict `of` is the type with settings of its own. `changed_streams` is in older files.
         """
         of = of if isinstance(of, dict) else dict(type=of)
-        return without_norms(MODELS.build({**cfg, **of}), folded, made, reduced, changed_streams)
+        return without_norms(MODELS.build({**cfg, **of}), folded, made, reduced, scopes)

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import fields
+from os.path import commonprefix
 
 import torch
 from torch import nn
@@ -9,9 +11,9 @@ from torch import nn
 from ..compat import forget_compiled_code
 from .basis import NewNorm, apply_change, new_norms
 from .examples import with_plain_weights
-from .inner_tokens import refuse_inner_tokens
+from .partial_calls import set_scopes
 from .plan import FoldPlan
-from .reduced import Folded
+from .reduced import Folded, StreamBasis, set_streams
 from .replaced import note_norms
 from .rewrite import reduce_norm, rewrite
 
@@ -37,7 +39,34 @@ def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
     added = [name for change in plan.changes for name in apply_change(model, change, norms.keys())]
     if plan.changes:
         next(module for module in model.modules() if isinstance(module, Folded)).added += tuple(added)
-        refuse_inner_tokens(model)
+    set_streams(model, [StreamBasis(**{field.name: getattr(change, field.name) for field in fields(StreamBasis)})
+                        for change in plan.changes])
+    set_scopes(model, _scopes(plan))
     note_norms(model, norms)
     forget_compiled_code()
     return new_by_name
+
+
+def _scopes(plan: FoldPlan) -> dict[str, str]:
+    """The scopes of folded norms that a call of another module than their scope may run (see `partial_calls`)."""
+    folded_with = {fold.norm: [site.layer for site in fold.sites if not site.after]
+                   for fold in plan.folds.values() if not fold.obstacle}
+    for change in plan.changes:
+        stream = change.stream
+        folded_with.setdefault(change.norms[0], []).extend(part.name for part in (*stream.readers, *stream.writers))
+    scopes = {}
+    for norm, parts in folded_with.items():
+        chain = plan.chains.get(norm, ())
+        common = commonprefix([chain, *(plan.chains.get(part) or _ancestors(part) for part in parts)])
+        # `check_scope` knows a call by the name of its function.
+        callers = [name for name in common if getattr(getattr(plan.modules.get(name), 'forward', None), '__name__', '')
+                   == 'forward']
+        if callers and len(common) < len(chain):
+            scopes[norm] = callers[-1]
+    return scopes
+
+
+def _ancestors(name: str) -> tuple[str, ...]:
+    """The modules that a part of a model is in, and itself, from the outermost."""
+    parts = name.split('.')
+    return '', *('.'.join(parts[:end]) for end in range(1, len(parts) + 1))

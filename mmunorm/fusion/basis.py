@@ -25,6 +25,7 @@ from .affine import Affine, statistic_of
 from .check import is_layer, layer_obstacle
 from .padding import Fill, zero_token
 from .plan import FoldPlan
+from .reduced import StreamBasis
 from .report import Fold
 from .residual import Reader, ResidualStream, Writer
 from .rewrite import persist, replace_by_identity
@@ -35,37 +36,15 @@ _NORMS_PER_LINEAR = 3
 
 
 @dataclass(frozen=True)
-class BasisChange:
-    """The new basis of a stream; `restore` returns to the old one.
-
-    Attributes:
-        norms: names of the norms that read the stream.
-        basis: Q, `(C, C)` float64.
-        is_centered: whether the mean of each token was subtracted.
-        has_mean_channel: whether channel 0 is sqrt(C) times the mean of a token, or 0 if it was subtracted.
-    """
+class BasisChange(StreamBasis):
+    """The change of a stream to a new basis."""
     stream: ResidualStream
-    basis: Tensor | None
-    is_centered: bool
-    has_mean_channel: bool
-
-    @property
-    def norms(self) -> list[str]:
-        return self.stream.norms
-
-    def restore(self, tokens: Tensor) -> Tensor:
-        """Tokens `(..., C)` of the folded stream in the basis of the original model, without their mean if it is
-        centered."""
-        return tokens if self.basis is None else tokens @ self.basis.to(tokens)
 
     @property
     def writing(self) -> Tensor:
         """The matrix for what writes the stream, `(C, C)`."""
-        width = self.stream.width
-        centering = torch.eye(width, dtype=torch.float64) - 1 / width if self.is_centered else None
-        if self.basis is None:
-            return centering
-        return self.basis if centering is None else self.basis @ centering
+        centering = torch.eye(self.stream.width, dtype=torch.float64) - self.is_centered / self.stream.width
+        return centering if self.basis is None else self.basis @ centering
 
     def reading(self, reader: Reader) -> Tensor:
         """The matrix for what reads tokens of the stream, side by side or with alternating channels."""
@@ -88,7 +67,10 @@ def change_of(plan: FoldPlan, stream: ResidualStream, rotate: str | None, seed: 
     basis, keeps_mean = None, needs_mean or is_padded and 'variance' in statistics
     if rotate is not None or needs_mean:
         basis = mean_basis(stream.width, rotate, seed) if keeps_mean else rotation(stream.width, rotate, seed)
-    return BasisChange(stream, basis, is_centered, basis is not None and keeps_mean)
+    norms = [*stream.norms, *(fold.norm for fold in _covered(plan, stream).values())]
+    order = {name: number for number, name in enumerate(plan.chains)}
+    norms = sorted(set(norms), key=lambda name: order.get(name, len(order)))
+    return BasisChange(norms, basis, is_centered, basis is not None and keeps_mean, stream)
 
 
 def rotation(width: int, kind: str, seed: int) -> Tensor:

@@ -9,12 +9,14 @@ shared or not used, a write to the input of a norm.
 from __future__ import annotations
 
 import gc
+import inspect
 import re
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from os.path import commonprefix
 from types import FunctionType
 
 import torch
@@ -22,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ..compat import is_compiling
 from ..norms.layers import channel_axis, input_of
 from .affine import has_act, statistic_of
 from .dye import MIXED, NOTHING, Dyes, Twins
@@ -144,6 +147,7 @@ class _Finder(TorchFunctionMode):
             if self._is_suspended:  # a part of another norm
                 return forward(*args, **kwargs)
             x, _ = input_of(args, kwargs)
+            self._record_call(name, _calling_function())
             self._is_suspended = True
             try:
                 y = forward(*args, **kwargs)
@@ -154,6 +158,10 @@ class _Finder(TorchFunctionMode):
             return y
 
         return wrapped
+
+    def _record_call(self, name: str, function: str = 'forward') -> None:
+        chain, chains = (*self._inside, *[f'{function}()'] * (function != 'forward')), self._plan.chains
+        chains[name] = commonprefix([chain, chains.get(name, chain)])
 
     def _record_norm(self, name: str, norm: nn.Module, x: Tensor, y: Tensor, axis: int) -> None:
         self._ran.add(name)
@@ -289,6 +297,7 @@ class _Finder(TorchFunctionMode):
         owner, axis = part[0].rpartition('.')[0], input.dim() - 1 - trailing
         if self._inside and self._inside[-1] in self._aliases.get(part[0], ()):  # a shared weight
             owner = self._inside[-1]
+        self._record_call(owner)
         # Padding modes such as reflection are separate functions.
         pads = max(weight.shape[2:]) > 1 if padding == 'same' else padding != 'valid' and bool(
             torch.as_tensor(padding).any())
@@ -397,6 +406,16 @@ class _Finder(TorchFunctionMode):
             fold.obstacle = ''
             fold.sites = [_site(layer, True, [channels.get(number, -1) for number in layer.outputs])
                           for layer in sources]
+
+
+def _calling_function() -> str:
+    """The name of the function that calls the module whose forward pass runs this."""
+    if is_compiling():  # a compiled norm
+        return 'forward'
+    frame = inspect.currentframe().f_back.f_back
+    while frame.f_back is not None and frame.f_globals.get('__name__') == 'torch.nn.modules.module':
+        frame = frame.f_back
+    return frame.f_code.co_name
 
 
 def _site(layer: _Layer, after: bool, channels: list[int]) -> Site:

@@ -37,9 +37,10 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
     kept. Folding a folded model changes nothing. Weights that are parametrized by a factor become plain weights. A
     LayerScale before a stream that changes is folded into the layer before it.
 
-    Intermediate features of a folded model, such as a classifier's features before its head, are not normalized if
-    their norm was folded into the next layer. Tokens of a residual stream lack their mean, or are in another basis:
-    `report.streams` has the way back.
+    Parts of a folded model return other features than before: a classifier's features before its head lack a norm that
+    was folded into the head, and tokens of a residual stream lack their mean, or are in another basis. So calling such
+    a part alone is an error, unless an example does: see `mmunorm.fusion.partial_calls`. `report.streams` has the way
+    back.
 
     Args:
         model (nn.Module): a model in eval mode. Pass the whole model to fold its last norms into its head or neck.

@@ -38,6 +38,9 @@ class FoldPlan:
         self.copyable = {layer for joint in self.joints for layer in joint.copies}
         self.folds: dict[str, Fold] = {}  # by norm
         self.changes: list = []  # of the bases of residual streams
+        # By norm or layer, in the order of their first calls: the modules within all of whose calls it ran, from the
+        # outermost; for a norm, also the function that called it if that is no `forward`.
+        self.chains: dict[str, tuple[str, ...]] = {}
 
     def _obstacle(self, name: str, norm: nn.Module) -> str:
         """Stores the affine part of a norm. Returns why it cannot be folded, or ''."""

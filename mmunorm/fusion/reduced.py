@@ -1,8 +1,9 @@
 """What replaces a norm after folding: nothing, or for a LayerNorm or RMSNorm the scale of each token."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,29 @@ from torch import Tensor, nn
 
 from ..norms import Norm
 from .affine import standardize
+from .partial_calls import check_scope, refuse_hidden_states
+from .replaced import watch_layers
+
+
+@dataclass(frozen=True)
+class StreamBasis:
+    """The new basis of a residual stream; `restore` returns to the old one.
+
+    Attributes:
+        norms: names of the norms that read the stream.
+        basis: Q, `(C, C)` float64; None for the identity.
+        is_centered: whether the mean of each token was subtracted.
+        has_mean_channel: whether channel 0 is sqrt(C) times the mean of a token, or 0 if it was subtracted.
+    """
+    norms: list[str]
+    basis: Tensor | None
+    is_centered: bool
+    has_mean_channel: bool
+
+    def restore(self, tokens: Tensor) -> Tensor:
+        """Tokens `(..., C)` of the folded stream in the basis of the original model, without their mean if it is
+        centered."""
+        return tokens if self.basis is None else tokens @ self.basis.to(tokens)
 
 
 class Folded(nn.Module):
@@ -20,6 +44,7 @@ class Folded(nn.Module):
         added: names of the tensors that folding the norm added to the model's state_dict. Defaults to none.
         like: a tensor of the norm's dtype and device. Defaults to None, for torch's defaults.
     """
+    folded_within = ''  # the mark of its scope, see `partial_calls`
 
     def __init__(self, added: Sequence[str] = (), like: Tensor | None = None):
         super().__init__()
@@ -31,6 +56,10 @@ class Folded(nn.Module):
     @property
     def bias(self) -> Tensor:
         return self.weight
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        watch_layers()  # in the process that unpickles the model, too
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if prefix + 'weight' in state_dict:
@@ -50,6 +79,8 @@ class FoldedNorm(Folded, nn.Identity):
 
     def forward(self, x: Tensor, pad_mask: Tensor | None = None, data_format: str | None = None) -> Tensor:
         """Returns `x`; accepts the other arguments of norms."""
+        if not torch.jit.is_scripting() and self.folded_within:
+            check_scope(self)
         return x
 
 
@@ -107,6 +138,8 @@ class TokenScale(Folded):
 
     def forward(self, x: Tensor, data_format: str | None = None) -> Tensor:
         """`(..., C)`, or `(N, C, H, W)` if `channels_first`; returns the same shape and dtype."""
+        if self.folded_within:
+            check_scope(self)
         channels_first = self.channels_first and data_format != 'channel_last'
         x = x.movedim(1, -1) if channels_first else x
         x = self._scale_without_means(x) if self.has_mean_channels else standardize(x, self.statistic, self.eps)
@@ -128,3 +161,16 @@ class TokenScale(Folded):
 
     def extra_repr(self) -> str:
         return ', '.join(f'{name}={value}' for name, value in self.arguments.items() if value not in ((), [], False))
+
+
+def set_streams(model: nn.Module, streams: Iterable[StreamBasis]) -> None:
+    """Stores the changed residual streams of a model in their first norms."""
+    for stream in streams:
+        model.get_submodule(stream.norms[0]).stream = stream
+        refuse_hidden_states(model)
+
+
+def streams_of(model: nn.Module) -> tuple[StreamBasis, ...]:
+    """The residual streams that are in another basis in a folded model, as in the report of its folding."""
+    streams = (vars(module).get('stream') for module in model.modules())
+    return tuple(stream for stream in streams if isinstance(stream, StreamBasis))

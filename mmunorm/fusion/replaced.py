@@ -21,7 +21,12 @@ def note_norms(model: nn.Module, norms: Mapping[str, Iterable[str]]) -> None:
     for name, held in norms.items():
         layer = model.get_submodule(name)
         setattr(layer, _NORMS, tuple(dict.fromkeys((*getattr(layer, _NORMS, ()), *held))))
-    if norms and not _hooks:
+    watch_layers()
+
+
+def watch_layers() -> None:
+    """Registers the hook that warns."""
+    if not _hooks:
         _hooks.append(register_module_module_registration_hook(_warn_if_replaced))
 
 

@@ -113,4 +113,5 @@ def test_a_config_that_lists_its_converted_norms_builds_the_folded_model():
     x = torch.randn(1, 3, 32, 32)
     assert torch.equal(load_folded('folded.pth')(x), model(x))
     match_folded(cfg, 'folded.pth')
+    models.build({**cfg.model, 'changed_streams': True})  # of an older version
     assert cfg.model.type == 'FoldedModel' and build_model(cfg).state_dict().keys() == model.state_dict().keys()

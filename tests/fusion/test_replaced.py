@@ -3,9 +3,11 @@ import copy
 import warnings
 
 import pytest
+import torch
 from torch import nn
 
 from mmunorm import load_folded, replace_norms, save_folded
+from mmunorm.fusion import replaced
 from mmunorm.fusion.replaced import noted_norms
 
 from . import models
@@ -39,6 +41,14 @@ def test_another_layer_is_a_warning(get, replace, kind, folded, tmp_path):
     with pytest.warns(UserWarning, match=f'^head of VisionTransformer holds the folded norm norm: the {kind} in its '
                       r'place gets features that are not normalized\. Replace the layer before fuse_norms\(\)$'):
         replace(model)
+
+
+def test_a_process_that_unpickles_a_model_warns(folded, tmp_path):
+    torch.save(folded, tmp_path / 'model.pth')
+    replaced._hooks.pop().remove()  # as in a new process
+    model = torch.load(tmp_path / 'model.pth', weights_only=False)
+    with pytest.warns(UserWarning, match='^head of VisionTransformer holds the folded norm norm'):
+        model.reset_classifier(0)
 
 
 class Wrapper(nn.Module):

@@ -1,0 +1,188 @@
+"""Calls of a part of a folded model that would return other features are refused; of those that would not, none is."""
+import copy
+import io
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from mmunorm import fuse_norms, load_folded, save_folded
+from mmunorm.fusion import allow_partial_calls, streams_of
+
+from . import models
+
+X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+REFUSED = r'^VisionTransformer\.{} runs a part of a folded model: it may return tokens that lack a norm'
+PARTS = {
+    'forward_features': lambda vit: vit.forward_features(X),
+    'forward_intermediates': lambda vit: vit.forward_intermediates(X),
+    'get_intermediate_layers': lambda vit: vit.get_intermediate_layers(X, norm=True),
+}
+
+
+def vit(norm_cfg=None, **kwargs):
+    model = models.timm_vit(img_size=16, norm_cfg=norm_cfg, **kwargs)
+    return models.randomize(model, gamma='none')
+
+
+def pickled(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def loaded(model):
+    save_folded(model, 'folded.pth')
+    return load_folded('folded.pth', vit())
+
+
+@pytest.mark.parametrize('get', [
+    copy.deepcopy, pickled, loaded, lambda model: copy.deepcopy(model).half().float(), nn.DataParallel,
+    lambda model: torch.compile(model, backend='eager')],
+    ids=['copy', 'pickled', 'loaded', 'half', 'parallel', 'compiled'])
+@pytest.mark.parametrize('norm_cfg, rotate', [(None, None), (None, 'hadamard'), (models.UN, None),
+                                              (models.UN, 'random')], ids=['LN', 'LN_rotated', 'UN', 'UN_rotated'])
+def test_methods_that_skip_the_layers_of_a_norm_are_refused(get, norm_cfg, rotate, in_a_folder):
+    folded = vit(norm_cfg)
+    report = fuse_norms(folded, rotate=rotate)
+    model = get(folded)
+    torch.testing.assert_close(model(X), folded(X), rtol=0.02, atol=0.02)
+    for name, call in PARTS.items():
+        with pytest.raises(RuntimeError, match=REFUSED.format(name)):
+            call(getattr(model, 'module', model))
+    assert [stream.norms for stream in streams_of(model)] == [stream.norms for stream in report.streams]
+
+
+def test_a_head_that_an_option_skips_is_one():
+    model = vit(models.UN, global_pool='avg')
+    before = model.forward_features(X)
+    fuse_norms(model, strict=True)
+    torch.testing.assert_close(model.forward_features(X), before)  # its tokens are those of the model
+    with pytest.raises(RuntimeError, match=REFUSED.format('forward_head')):
+        model.forward_head(before, pre_logits=True)
+
+
+@pytest.mark.parametrize('name', PARTS)
+def test_what_an_example_calls_stays(name):
+    model = vit()
+    before = copy.deepcopy(model)
+    fuse_norms(model, example=[X, PARTS[name]])
+    torch.testing.assert_close((model(X), PARTS[name](model)), (before(X), PARTS[name](before)), rtol=1e-4, atol=1e-4)
+
+
+class Outer(nn.Module):
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.head = inner, nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.inner.forward_features(x)[:, 0])
+
+
+def test_the_scope_is_what_was_folded():
+    """A model whose features another takes: folded alone it is refused, and together with the other it is not."""
+    inner = vit(models.UN)
+    together = Outer(copy.deepcopy(inner)).eval()
+    before = together(X)
+    fuse_norms(together, example=X, strict=True)
+    torch.testing.assert_close(together(X), before)
+    with pytest.raises(RuntimeError, match=REFUSED.format('forward_features')):
+        together.inner.forward_features(X)
+    fuse_norms(inner, strict=True)
+    with pytest.raises(RuntimeError, match='^Outer.forward runs a part'):
+        Outer(inner)(X)
+
+
+def test_a_forward_pass_of_another_name_is_no_scope():
+    class Renamed(Outer):
+
+        def run(self, x):
+            return self.head(self.inner.forward_features(x)[:, 0])
+
+        forward = run
+
+    model = Renamed(vit(models.UN)).eval()
+    fuse_norms(model, example=X, strict=True)
+    model(X)
+
+
+def test_parts_of_other_packages():
+    model = models.randomize(models.vit_classifier(models.LN), gamma='none')
+    images = torch.randn(1, 3, 32, 32)
+    fuse_norms(model)
+    model(images, mode='tensor')
+    for part, name in ((model.extract_feat, 'ImageClassifier.extract_feat'),
+                       (model.backbone, 'VisionTransformer.forward')):
+        with pytest.raises(RuntimeError, match=f'^{name} runs a part of a folded model'):
+            part(images)
+    detector = models.randomize(models.detector(models.LN), gamma='none')
+    fuse_norms(detector)
+    detector.extract_feat(images)
+
+
+def test_blocks_that_are_computed_again():
+    model = vit(models.UN)
+    fuse_norms(model, rotate='hadamard')
+    model.set_grad_checkpointing()
+    model.train()(X).sum().backward()
+    block = model.blocks[0]
+    with pytest.raises(RuntimeError, match='^Block.forward runs a part'):
+        checkpoint(block, torch.randn(1, 5, 16), use_reentrant=False)
+
+
+@pytest.mark.parametrize('rotate', [None, 'hadamard'])
+def test_parts_may_be_allowed_and_their_tokens_restored(rotate):
+    model = vit()
+    folded = copy.deepcopy(model)
+    fuse_norms(folded, rotate=rotate)
+    allow_partial_calls(folded)
+    stream, = streams_of(folded)
+    tokens, expected = (net.forward_intermediates(X, norm=False, intermediates_only=True, output_fmt='NLC')
+                        for net in (folded, model))
+    for one, other in zip(tokens, expected, strict=True):
+        torch.testing.assert_close(stream.restore(one), other - other.mean(-1, keepdim=True), rtol=1e-4, atol=1e-4)
+
+
+def test_files_of_older_versions_load_with_a_warning(in_a_folder):
+    model = vit()
+    fuse_norms(model)
+    save_folded(model, 'folded.pth')
+    checkpoint = torch.load('folded.pth', weights_only=True)
+    note = checkpoint['meta']['mmunorm']
+    del note['scopes'], note['streams']
+    note['changed_streams'] = True
+    torch.save(checkpoint, 'older.pth')
+    with pytest.warns(UserWarning, match='of an older mmunorm: its parts, if they are called alone'):
+        old = load_folded('older.pth', vit())
+    assert torch.equal(old(X), model(X)) and not streams_of(old)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        load_folded('folded.pth', vit())
+
+
+class PreTrainedModel(nn.Module):
+    """A model as transformers has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.vit, self.config = vit(), SimpleNamespace(output_hidden_states=False)
+
+    def forward(self, x, output_hidden_states=None):
+        return self.vit(x)
+
+
+def test_hidden_states_of_transformers_are_refused():
+    model = PreTrainedModel().eval()
+    fuse_norms(model, example=X)
+    model(X)
+    for call in (lambda: model(X, output_hidden_states=True), lambda: model(X)):
+        with pytest.raises(RuntimeError, match='^output_hidden_states returns tokens'):
+            call()
+        model.config.output_hidden_states = True
+    allow_partial_calls(model)
+    model(X)
