@@ -13,14 +13,12 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from .layouts import Editor
+from .layouts import COPIES, VIEWS, Editor
 
 aten = torch.ops.aten
 MANY = 100  # tokens
 PRODUCTS = (aten.matmul.default, aten.bmm.default)
 SOFTMAXES = (aten.softmax.int, aten._softmax.default)
-_COPIES = (aten.dropout.default, aten.clone.default)
-_VIEWS = (aten.reshape.default, aten.view.default, aten.unflatten.int, aten.flatten.using_ints)
 
 
 @torch.no_grad()
@@ -60,7 +58,7 @@ def _reader(node: fx.Node) -> fx.Node | None:
         user, = node.users
         if user.target in PRODUCTS:
             return user if user.args[0] is node and user.args[1] is not node else None
-        if user.target not in _COPIES:
+        if user.target not in COPIES:
             break
         node = user
     return None
@@ -76,8 +74,8 @@ def _scores(node, reader: fx.Node) -> fx.Node | None:
     if node.target is aten.add.Tensor:
         return _scores(first, node) or _scores(others[0], node)
     is_factor = node.target in (aten.mul.Tensor, aten.div.Tensor) and not isinstance(others[0], fx.Node)
-    is_view = node.target in _VIEWS and first.meta['val'].shape[-1] == node.meta['val'].shape[-1]
-    return _scores(first, node) if is_factor or is_view or node.target in _COPIES else None
+    is_view = node.target in VIEWS and first.meta['val'].shape[-1] == node.meta['val'].shape[-1]
+    return _scores(first, node) if is_factor or is_view or node.target in COPIES else None
 
 
 def _center(editor: Editor, at: fx.Node, index: int, dim: int) -> fx.Node:

@@ -17,16 +17,14 @@ import torch
 from torch import Tensor, fx
 
 from .attention import PRODUCTS, SOFTMAXES
-from .layouts import Editor
+from .layouts import COPIES, VIEWS, Editor
 from .ranges import CHOICES
 
 aten = torch.ops.aten
-_MOVES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
-          aten.squeeze.dims, aten.squeeze.default, aten.flatten.using_ints, aten.unflatten.int, aten.permute.default,
-          aten.transpose.int, aten.select.int, aten.slice.Tensor, aten.expand.default, aten.clone.default,
-          aten.alias.default, aten.detach.default, aten.dropout.default, aten._to_copy.default, aten.unbind.int,
-          aten.split.Tensor, aten.chunk.default, aten.roll.default, aten.pad.default, aten.constant_pad_nd.default,
-          aten.amax.default, aten.max_pool2d.default, operator.getitem}
+_MOVES = VIEWS | COPIES | {
+    aten.permute.default, aten.transpose.int, aten.select.int, aten.slice.Tensor, aten.expand.default, aten.unbind.int,
+    aten.split.Tensor, aten.chunk.default, aten.roll.default, aten.pad.default, aten.constant_pad_nd.default,
+    aten.amax.default, aten.max_pool2d.default, operator.getitem}
 _LAYERS = {aten.linear.default, aten.conv2d.default, aten.convolution.default}
 _KINDS = {
     'linear layers': _LAYERS, 'softmax': set(SOFTMAXES), 'attention': set(PRODUCTS),

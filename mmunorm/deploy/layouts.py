@@ -16,11 +16,11 @@ from torch import Tensor, fx
 aten = torch.ops.aten
 LOWEST = -1000.  # is added to scores that a mask cuts; their softmax is 0, and no NaN
 # Operators that return their first argument in another shape.
-_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default,
-          aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.flatten.using_ints, aten.unflatten.int}
+VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
+         aten.squeeze.dims, aten.squeeze.default, aten.flatten.using_ints, aten.unflatten.int}
 # Operators that return their first argument.
-_COPIES = {aten.alias.default, aten.clone.default, aten.detach.default, aten.contiguous.default,
-           aten.dropout.default, aten._to_copy.default}
+COPIES = {aten.alias.default, aten.clone.default, aten.detach.default, aten.contiguous.default,
+          aten.dropout.default, aten._to_copy.default}
 
 
 @torch.no_grad()
@@ -94,9 +94,9 @@ class _Rewriter(Editor):
         if not isinstance(value, Tensor) or not isinstance(first, fx.Node):
             return None
         before = first.meta.get('val')
-        if node.target in _VIEWS:
+        if node.target in VIEWS:
             return self.emit(node, aten.reshape.default, first, list(value.shape))
-        if node.target in _COPIES and before.dtype == value.dtype or (
+        if node.target in COPIES and before.dtype == value.dtype or (
                 node.target is aten.pad.default and not any(node.args[1])) or (
                 node.target is aten.expand.default and before.shape == value.shape):
             return first

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .tflite import changed
+from .tflite import read
 
 CHOICES: dict[str, tuple[Callable, Callable]] = {
     'least to greatest value': (np.min, np.max),
@@ -38,19 +38,20 @@ class Extremes:
                                   experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
         interpreter.allocate_tensors()
         self._found: dict[str, np.ndarray] = {}  # (runs, 2, 1, ...) of each tensor, by name, of its rank
-        with changed(path) as file:
-            graphs = {each.signatureKey.decode(): each.subgraphIndex for each in file.signatureDefs}
-            for signature, runs in data.items():
-                index = graphs[signature]
-                graph, run = file.subgraphs[index], interpreter.get_signature_runner(signature)
-                made = {each for operator in graph.operators for each in operator.outputs}
-                rows = {each: [] for each in {*made, *graph.inputs} if graph.tensors[each].type == _FLOAT}
-                for inputs in runs:
-                    run(**inputs)
-                    for tensor, own in rows.items():
-                        values = interpreter.get_tensor(tensor, index)
-                        own.append([each(keepdims=True) for each in (values.min, values.max)])
-                self._found |= {graph.tensors[each].name.decode(): np.array(own) for each, own in rows.items()}
+        file = read(path)
+        subgraphs = {signature.signatureKey.decode(): signature.subgraphIndex for signature in file.signatureDefs}
+        for signature, runs in data.items():
+            index = subgraphs[signature]
+            graph, run = file.subgraphs[index], interpreter.get_signature_runner(signature)
+            computed = {tensor for operator in graph.operators for tensor in operator.outputs}
+            rows = {tensor: [] for tensor in {*computed, *graph.inputs} if graph.tensors[tensor].type == _FLOAT}
+            for inputs in runs:
+                run(**inputs)
+                for tensor, extremes in rows.items():
+                    values = interpreter.get_tensor(tensor, index)
+                    extremes.append([values.min(keepdims=True), values.max(keepdims=True)])
+            self._found |= {graph.tensors[tensor].name.decode(): np.array(extremes)
+                            for tensor, extremes in rows.items()}
 
     def ranges(self, choice: str, without: int | None = None) -> dict[str, dict[str, np.ndarray]]:
         """`min` and `max` of each tensor, float32 of one element, by a statistic of `CHOICES` over the runs.

@@ -29,14 +29,14 @@ def path(tmp_path):
 
 def test_the_quantizer_does_not_know_exp():
     """If this fails, the quantizer takes EXP by itself: remove mmunorm/deploy/quantizer_exp.py."""
-    assert 'EXP' not in {each.value for each in qtyping.TFLOperationName}
+    assert 'EXP' not in {operator.value for operator in qtyping.TFLOperationName}
 
 
 def test_exp_in_integers(path):
     x = torch.rand(2, 8).numpy()
     with silent():
-        made = quantizer.Quantizer(str(path), recipe.static_wi8_ai8())
-        ranges = made.calibrate({'serving_default': [dict(args_0=x)]})
+        calibrator = quantizer.Quantizer(str(path), recipe.static_wi8_ai8())
+        ranges = calibrator.calibrate({'serving_default': [dict(args_0=x)]})
         with exp_renamed(path):
             quantizer.Quantizer(str(path), recipe.static_wi8_ai8()).quantize(ranges).export_model(
                 str(path), overwrite=True)

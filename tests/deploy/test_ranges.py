@@ -29,12 +29,12 @@ def test_extremes(model, tmp_path):
     x[0] *= 10
     with silent():
         write_float(programs_of(exportable), tmp_path / 'm.tflite', exportable.meta)
-    runs = [dict(images=each[None]) for each in x.permute(0, 2, 3, 1).contiguous().numpy()]
-    extremes, backwards = (Extremes(tmp_path / 'm.tflite', {NAME: each}) for each in (runs, runs[::-1]))
+    runs = [dict(images=image[None]) for image in x.permute(0, 2, 3, 1).contiguous().numpy()]
+    extremes, backwards = (Extremes(tmp_path / 'm.tflite', {NAME: order}) for order in (runs, runs[::-1]))
     for choice in CHOICES:
         found, same = extremes.ranges(choice), backwards.ranges(choice)
-        for name, own in found.items():
-            np.testing.assert_allclose([own['min'], own['max']], [same[name]['min'], same[name]['max']], rtol=1e-6)
+        for name, limits in found.items():
+            np.testing.assert_allclose(*([row['min'], row['max']] for row in (limits, same[name])), rtol=1e-6)
     whole, most, mean = (extremes.ranges(choice)[f'{NAME}_images'] for choice in CHOICES)
     assert mean['max'] < most['max'] < whole['max'] and whole['min'] < most['min'] < mean['min']
     assert whole['max'].shape == (1, 1, 1, 1) and whole['max'].item() == x.max() and whole['min'].item() == x.min()

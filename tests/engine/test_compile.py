@@ -16,8 +16,7 @@ class Model(BaseModel):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(8, 16), UN(16, warmup_iters=2), nn.GELU(), nn.Linear(16, 8),
-                                    UN(8, warmup_iters=2), nn.Linear(8, 2))
+        self.layers = nn.Sequential(nn.Linear(8, 16), UN(16, warmup_iters=2), nn.GELU(), nn.Linear(16, 2))
 
     def forward(self, x, mode='loss'):
         return dict(loss=(self.layers(x).float() - 1).square().mean())

@@ -162,6 +162,13 @@ def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
     A classifier is one signature, from `images` `(N, H, W, 3)`, 0 to 255, to `logits`; a detector is those of
     :func:`mmunorm.deploy.rcnn.parts.parts_of`. Raises a PreflightError if torch cannot export it.
     """
+    programs = Programs()
+    if for_integers:
+        plain = programs_of(model, False)  # the same arguments as those of other callers, for the cache
+        for name, (program, sample) in plain.items():
+            programs[name] = copy.deepcopy(program), sample
+        centered = [center_attention(program) for program, _ in programs.values()]
+        return programs if any(centered) else plain  # which need not be converted twice
     graph, images = with_edge_layers(model.graph), model.inputs[0]
     if isinstance(graph, DetectorGraph):
         from ..rcnn.parts import parts_of
@@ -169,13 +176,9 @@ def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
     else:
         sample = dict(images=images.permute(0, 2, 3, 1).contiguous())
         parts = {NAME: (_Classify(fold_pixels(graph, images)), sample)}
-    programs = Programs()
     with exporting():
         for name, (part, sample) in parts.items():
-            program = for_chips(torch.export.export(part.eval(), (), sample, strict=False))
-            if for_integers:
-                center_attention(program)
-            programs[name] = program, sample
+            programs[name] = for_chips(torch.export.export(part.eval(), (), sample, strict=False)), sample
     return programs
 
 
