@@ -8,7 +8,6 @@ classifier in full-integer LiteRT, `simulated` is the SNR that the exporter pred
 import argparse
 import itertools
 import json
-import re
 import tempfile
 from pathlib import Path
 
@@ -68,8 +67,7 @@ def logits(runner, arrays):
 
 def predicted(session):
     """The SNR in dB that the exporter predicted by simulation, if it did."""
-    found = re.search(r'by simulation: ([-\d.]+) dB', ' '.join(session.meta.get('bits', ())))
-    return dict(simulated=float(found[1])) if found else {}
+    return {'simulated': session.meta['simulated_snr']} if 'simulated_snr' in session.meta else {}
 
 
 def measure(config, checkpoint, fold, args, folder):

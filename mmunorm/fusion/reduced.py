@@ -156,7 +156,8 @@ class TokenScale(Folded):
             wide = x.float() if is_half else x
             v = F.linear(wide.square(), self.square_weight.to(wide.dtype))
             if self.num_tokens > 1:
-                v = v - F.linear(wide, self.mean_weight.to(wide.dtype)).square()
+                mean = F.linear(wide, self.mean_weight.to(wide.dtype))
+                v = v - mean * mean  # `square` of a single number is POW in LiteRT, which has no integer kernel
             return (wide * (v + self.eps).rsqrt()).to(x.dtype)
 
     def extra_repr(self) -> str:

@@ -22,6 +22,7 @@ from mmunorm.deploy.layouts import for_chips
 from mmunorm.deploy.performer import EdgePerformer
 from mmunorm.deploy.torch_models import as_exportable
 from mmunorm.deploy.windows import with_windows
+from mmunorm.fusion import TokenScale
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
@@ -200,6 +201,17 @@ def test_exact_folds_have_files_of_16_bits(tmp_path):
     fuse_norms(model)
     report = export(prepare_export(model, meta_of(model), 2), tmp_path / 'm.tflite', 'full16')
     assert signal_to_noise(model, report.path) > 18 and not operators_of(report.path, in_float=True)
+
+
+@pytest.mark.slow
+def test_a_patch_merging_into_one_token(tmp_path):
+    """LiteRT has no integer kernel for the square of a single number."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 32, 4), nn.Flatten(1), nn.Unflatten(1, (1, 32)),
+                          TokenScale(32, 1e-5, 'mean_square', mean_channels=[0, 8, 16, 24]), nn.Linear(32, 8))
+    images = torch.randn(8, 3, 4, 4)
+    mmunorm.export(model, images[:1], tmp_path / 'm.tflite', 'full', images)
+    assert not operators_of(tmp_path / 'm.tflite', in_float=True)
 
 
 @pytest.fixture(scope='module')

@@ -107,7 +107,8 @@ class LiteRt(Format):
             programs = programs_of(model, bool(int8) and int8.startswith('full'))
             if int8 == 'full' and self.shows_bits and len(samples) > 1 and list(programs) == [NAME]:
                 stage('simulating 8 bits')
-                meta = meta | dict(bits=bits_of(programs[NAME][0], samples, meta['task'] == 'classifier').lines())
+                bits = bits_of(programs[NAME][0], samples, meta['task'] == 'classifier')
+                meta = meta | dict(bits=bits.lines(), simulated_snr=round(bits.everything, 2))
             write_float(programs, path, meta)
             if half or int8:
                 takes_pixels = meta.get('mean', ()) is not None
