@@ -34,6 +34,7 @@ from torch import nn
 ROOT = Path(__file__).parent.parent
 FORMS = {'LN': None, 'exact': dict(), 'exact, rotated': dict(rotate='hadamard'), 'UN': dict(),
          'UN, rotated': dict(rotate='hadamard')}
+PRECISIONS = {'full': 'full-integer', 'full16': '16-bit activations'}
 DRAWS = 3  # of noise
 
 
@@ -42,6 +43,8 @@ def parse_args(argv=None):
     parser.add_argument('weights', help='vit_s_focus.onnx, or a state dict of the ViT')
     parser.add_argument('crops', type=Path, help='folder with train and test, of make_crops.py')
     parser.add_argument('--forms', nargs='*', choices=list(FORMS), default=['LN', 'exact, rotated'])
+    parser.add_argument('--int8', nargs='+', choices=list(PRECISIONS), default=['full'], help='kinds of files; full16 '
+                        'takes seconds an image')
     parser.add_argument('--adapted', type=Path, nargs='+', default=[], help='weights of adapt_vit.py, for UN; without '
                         'them it is converted alone')
     parser.add_argument('--domains', nargs='+', default=[], metavar='NAME=FOLDER', help='further test crops')
@@ -49,6 +52,7 @@ def parse_args(argv=None):
     parser.add_argument('--ranges', type=int, default=64, help='training crops for the ranges')
     parser.add_argument('--limit', type=int, help='test crops of each domain')
     parser.add_argument('--rounds', type=int, default=40, help='of the times; 0: no times')
+    parser.add_argument('--note', help='kept in the rows, such as how long the model was adapted')
     parser.add_argument('--files', type=Path, help='folder to keep the files in; those in it are not exported again')
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results', help='folder of the results')
     return parser.parse_args(argv)
@@ -64,7 +68,7 @@ def crops_of(folder, number):
 def converted(ln, folder, pieces):
     """The ViT with UN, with adapted weights if there are any."""
     model = copy.deepcopy(ln)
-    convert_norms(model, crops_of(folder, CALIBRATION).split(64))
+    convert_norms(model, crops_of(folder, 8 if pieces else CALIBRATION).split(64))  # `pieces` have all that is fitted
     if pieces:
         model.load_state_dict({name: value.float() if value.is_floating_point() else value for piece in pieces
                                for name, value in torch.load(piece, weights_only=True).items()})
@@ -131,7 +135,8 @@ def main(argv=None):
 
     def write(row):
         with open(args.out / 'exact_int8.jsonl', 'a') as file:
-            print(json.dumps(dict(**row, environment=environment(torch.device('cpu')))), file=file)
+            note = {'note': args.note} if args.note else {}
+            print(json.dumps(dict(**row, **note, environment=environment(torch.device('cpu')))), file=file)
         print({key: value for key, value in row.items() if key != 'seconds'}, flush=True)
 
     def measure(form, precision, name, got, **more):
@@ -148,29 +153,30 @@ def main(argv=None):
 
     for (norm, name), got in tokens.items():
         measure(norm, 'float', name, got)
-    for name, (images, _) in domains.items():
+    for name, (images, _) in domains.items() if 'LN' in args.forms else ():
         got = with_noise(InTorch(ln), images, tokens['LN', name], f'LN, noise, {name}')
         measure('LN', f'float, noise of 1 gray level, worst of {DRAWS}', name, got)
     with tempfile.TemporaryDirectory() as folder:
         files = args.files or Path(folder)
         files.mkdir(parents=True, exist_ok=True)
-        paths = {form: files / f'{form.replace(", ", "_")}.tflite' for form in args.forms}
-        for form, path in paths.items():
+        paths = {(form, kind): files / f'{form.replace(", ", "_")}{kind.removeprefix("full")}.tflite'
+                 for form in args.forms for kind in args.int8}
+        for (form, kind), path in paths.items():
             if not path.exists():
                 model = folded(stocks[norm_of(form)], form, ranges[:1])
-                print(export(model, ranges[:1], path, int8='full', calibration=ranges, mean=MEAN.flatten().tolist(),
+                print(export(model, ranges[:1], path, int8=kind, calibration=ranges, mean=MEAN.flatten().tolist(),
                              std=STD.flatten().tolist()), flush=True)
             run = InFile(path, 1)
             for name, (images, _) in domains.items():
-                measure(form, 'full-integer', name, features(run, images, f'{form}, {name}'),
-                        simulated=run.file.meta.get('bits'))
+                measure(form, PRECISIONS[kind], name, features(run, images, f'{form}, {kind}, {name}'),
+                        simulated=run.file.meta.get('simulated_snr'), report=run.file.meta.get('bits'))
         pixels = (255 * (ranges[:1] * STD + MEAN)).numpy()
         for threads in (1, 2) if args.rounds else ():
-            runs = {form: partial(ExportedModel(path, threads), pixels) for form, path in paths.items()}
+            runs = {key: partial(ExportedModel(path, threads), pixels) for key, path in paths.items()}
             timer = InterleavedTimer(runs, torch.device('cpu'))
             timer.time(2)
-            for form, seconds in timer.time(args.rounds).items():
-                write(dict(form=form, precision='full-integer', threads=threads, seconds=seconds,
+            for (form, kind), seconds in timer.time(args.rounds).items():
+                write(dict(form=form, precision=PRECISIONS[kind], threads=threads, seconds=seconds,
                            load=os.getloadavg()[0], metrics={'ms': 1000 * float(np.median(seconds))}))
 
 

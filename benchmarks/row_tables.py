@@ -4,7 +4,6 @@
 numbers came from the log of one command: a row has its machine, command, seeds and cells.
 """
 import json
-import re
 import shlex
 import statistics
 from functools import partial
@@ -41,8 +40,7 @@ def simulated():
         metrics = only(exact, form=form, precision='simulated', domain='12 crops')['metrics']
         rows.append([f'ViT-S, {form}', f'the same 12 images: {metrics["snr"]:.1f}', f'{metrics["file"]:.1f}'])
         row = only(exact, form=form, precision='full-integer', domain='crops', ranges=64)
-        predicted = float(re.search(r'simulation: ([\d.]+) dB', row['simulated'][0])[1])
-        rows.append([f'ViT-S, {form}', f'training crops: {predicted:.1f}',
+        rows.append([f'ViT-S, {form}', f'training crops: {row["simulated"]:.1f}',
                      f'1,197 test crops: {row["metrics"]["snr"]:.1f}'])
     for label, fold, name in (('LN', 'offline', 'int8_exact_digits'), ('exact', 'exact', 'int8_exact_digits'),
                               ('exact, rotated', 'rotated', 'int8_exact_digits'), ('UN', 'offline', 'int8_rotated')):
@@ -50,6 +48,26 @@ def simulated():
         rows.append([f'digits Swin, {label}, by seed',
                      *(', '.join(f'{row[key]:.1f}' for row in found) for key in ('simulated', 'snr'))])
     return ['model', 'simulated, dB', 'file, dB'], rows
+
+
+def int8_families():
+    """The SNR in each INT8 format of networks with random weights, by what was folded."""
+    rows = read('export_families_int8')
+    snr = {(row['model'], row['fold'], row['form']): f'{row["snr"]:.1f}' if 'snr' in row else 'fails' for row in rows}
+    forms = list(dict.fromkeys(row['form'] for row in rows))
+    return ['random weights, dB', 'norms', *forms], [
+        [model.removeprefix('timm, '), fold, *(snr.get((model, fold, form), 'not measured') for form in forms)]
+        for model, fold in dict.fromkeys((row['model'], row['fold']) for row in rows)]
+
+
+def adapted_int8():
+    """The ViT-S adapted to UN in full integers."""
+    labels = {'crops': 'crops', 'other': 'crops of another domain'}
+    rows = [row for row in read('exact_int8') if 'note' in row and row['form'].startswith('UN')]
+    return ['adapted UN', 'images', 'dB to itself', 'dB to the original', 'centered correlation'], [
+        [f'{row["form"]}, {row["precision"]}', f'{row["metrics"]["crops"]} {labels[row["domain"]]}',
+         *(f'{row["metrics"][key]:.{digits}f}' if row['metrics'].get(key) is not None else '' for key, digits in (
+             ('snr to itself', 1), ('snr', 1), ('centred', 3)))] for row in rows]
 
 
 # Speed of exported files.
@@ -411,9 +429,9 @@ def data_files():
 
 
 ROW_TABLES = {function.__name__: function for function in (
-    simulated, exact_speed, headline, deployed_xeon, deployed_epyc, export_families, chips, ethos_exact, rockchip,
-    chip_failures, chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers, tiny_layer, adapted,
-    adapted_all, adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
+    simulated, int8_families, adapted_int8, exact_speed, headline, deployed_xeon, deployed_epyc, export_families, chips,
+    ethos_exact, rockchip, chip_failures, chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers,
+    tiny_layer, adapted, adapted_all, adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
     residual_steps, low_light_speed, translation_speed, data_files)}
 ROW_TABLES |= {f'paper_{number}': partial(paper_setting, number) for number in (6, 7, 10)}
 ROW_TABLES |= {name: partial(stored, name) for name in dict.fromkeys(row['table'] for row in read('tables'))}
