@@ -45,20 +45,12 @@ def norms_left(model: nn.Module) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def exporting() -> Iterator[None]:
-    """A context that turns errors of torch's exporters into a PreflightError.
-
-    Every pass of an exporter copies the history of each node, which grows with the passes: a fifth of the time. Nothing
-    changes a history, so copies share it here.
-    """
-    from torch.fx.traceback import NodeSource
+    """A context that turns errors of torch's exporters into a PreflightError."""
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # torch warns about its own functions
-        NodeSource.__deepcopy__ = lambda source, memo: source
         try:
             yield
         except (RuntimeError, ValueError) as error:
             cause = error.__cause__ or error
             reason = (str(cause).strip() or error_text(cause)).splitlines()[0]
             raise PreflightError(f'torch cannot export this model: {reason}') from error
-        finally:
-            del NodeSource.__deepcopy__
