@@ -92,11 +92,31 @@ def headline():
     chip = {row['norm']: row['ms'] for row in select(read('ethos_u_exact'), accelerator='ethos-u85-512')}
     rows.append(['Arm Ethos-U85, its compiler\'s estimate, DeiT-S, ms', f'{chip["LN"]:.1f}',
                  *(f'{chip[form]:.1f} ({chip["LN"] / chip[form]:.2f}x)' for form in ('exact', 'UN'))])
-    best = {row['model']: row['latency_ms']['median'] for row in select(
-        read('deployed_speed_intel_xeon'), network='Swin-T', threads=1, format='litert-products')}
-    rows.append(['best INT8 file for a CPU with floating point, Swin-T, ms, another Xeon', f'{best["LN"]:.1f}',
-                 'not measured', f'{best["UN"]:.1f} ({best["LN"] / best["UN"]:.2f}x)'])
+    swins = select(read('deployed_exact'), network='Swin-T')
+    fastest = min(select(swins, model='LN'), key=lambda row: row['latency_ms']['median'])['format']
+    best = {row['model']: row for row in select(swins, format=fastest)}
+    rows.append(['best INT8 file for a CPU with floating point, Swin-T, ms', *(
+        f'{best[form]["latency_ms"]["median"]:.1f}{factor(best[form], " ({:.2f}x)")}' for form in ('LN', 'exact', 'UN'))])
     return ['224 x 224, one image', 'LN', 'LN folded exactly', 'UN folded'], rows
+
+
+def deployed_exact():
+    """Files of one machine with LN, LN folded exactly, and UN."""
+    lines = []
+    for network, label in dict.fromkeys((row['network'], row['label']) for row in read('deployed_exact')):
+        found = {row['model']: row for row in select(read('deployed_exact'), network=network, label=label)}
+        lines.append([network, label, *(f'{found[form]["latency_ms"]["median"]:.1f}' for form in ('LN', 'exact', 'UN')),
+                      *(factor(found[form]) or 'no difference' for form in ('exact', 'UN')),
+                      f'{found["UN"]["control"]["ratio"]["value"]:.3f}'])
+    return ['network', 'file', 'LN, ms', 'exact, ms', 'UN, ms', 'exact over LN', 'UN over LN', 'control'], lines
+
+
+def factor(row, text='{:.2f}x'):
+    """How much faster than LN a file is; '' if its quartiles contain 1, or the control differs by more."""
+    speed, control = row.get('to_baseline'), row['control']['ratio']['value']
+    if not speed or speed['low'] <= 1 <= speed['high'] or abs(speed['value'] - 1) <= abs(control - 1):
+        return ''
+    return text.format(speed['value'])
 
 
 def deployed(name, cpu, columns):
@@ -120,11 +140,7 @@ def times_of(pair):
     if 'UN' not in pair or pair['UN'].get('error'):
         return ''
     time = {model: f'{row["latency_ms"]["median"]:.4g}' for model, row in pair.items() if not row.get('error')}
-    text = f'{time.get("LN", NO_FILE)}/{time["UN"]}'
-    speed, control = pair['UN'].get('to_baseline'), pair['UN']['control']['ratio']
-    if speed and not speed['low'] <= 1 <= speed['high'] and abs(speed['value'] - 1) > abs(control['value'] - 1):
-        text += f' ({speed["value"]:.2f}x)'
-    return text
+    return f'{time.get("LN", NO_FILE)}/{time["UN"]}{factor(pair["UN"], " ({:.2f}x)")}'
 
 
 def deployed_xeon():
@@ -403,7 +419,7 @@ def translation_speed():
 COMMANDS = {
     'adapt_vit': 'benchmarks/adapt_vit.py', 'amd_epyc': 'benchmarks/fuse_models.py',
     'chips_accuracy': 'benchmarks/chips_accuracy.py', 'chips': 'benchmarks/chips.py',
-    'deployed_speed': 'benchmarks/deployed_speed.py', 'ethos_u': 'benchmarks/ethos_u.py',
+    'deployed_': 'benchmarks/deployed_speed.py', 'ethos_u': 'benchmarks/ethos_u.py',
     'exact_int8': 'benchmarks/exact_int8.py', 'exact_speed': 'files in rotation in one process',
     'export_families': 'benchmarks/export_families.py', 'gpu_': 'benchmarks/gpu.py', 'int8': 'benchmarks/int8.py',
     'low_light_speed': 'projects/low_light/tools/benchmark.py', 'model_zoo': 'benchmarks/model_zoo.py',
@@ -429,7 +445,7 @@ def data_files():
 
 
 ROW_TABLES = {function.__name__: function for function in (
-    simulated, int8_families, adapted_int8, exact_speed, headline, deployed_xeon, deployed_epyc, export_families, chips,
+    simulated, int8_families, adapted_int8, exact_speed, headline, deployed_exact, deployed_xeon, deployed_epyc, export_families, chips,
     ethos_exact, rockchip, chip_failures, chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers,
     tiny_layer, adapted, adapted_all, adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
     residual_steps, low_light_speed, translation_speed, data_files)}
