@@ -384,11 +384,11 @@ TABLES = {
         rows={form: dict(kind=f'LiteRT INT8, {form}') for form in (
             'dynamic range', 'matmul-only', 'full-integer', '16-bit activations')},
         columns={'top-1': dict(metric=TOP1, digits=1), 'dB': dict(metric='snr', digits=1)}),
-    'int8_detector_full': dict(
-        labels=['Mask R-CNN'], where=dict(experiment='int8_detector_full'),
-        rows={norm: dict(model=norm) for norm in ('LN', 'UN')},
-        columns={f'{name} AP, {label}': mean(metric, kind=kind) for name, metric in (('box', BOX), ('mask', MASK))
-                 for label, kind in (('float', 'float'), ('full-integer', 'LiteRT INT8, full-integer'))}),
+    **{name: dict(
+        labels=['Mask R-CNN'], where=dict(experiment=name), rows={norm: dict(model=norm) for norm in ('LN', other)},
+        columns={f'{score} AP, {label}': mean(metric, kind=kind) for score, metric in (('box', BOX), ('mask', MASK))
+                 for label, kind in (('float', 'float'), ('full-integer', 'LiteRT INT8, full-integer'))})
+       for name, other in (('int8_detector_full', 'UN'), ('int8_exact_detector', 'exact'))},
     'int8_others': dict(
         labels=['digits Swin', 'INT8 of'], where={},
         rows={(norm, runtime): dict(experiment=experiment, model=norm, kind=f'{runtime} INT8')

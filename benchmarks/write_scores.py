@@ -38,7 +38,7 @@ from score_tables import TABLES  # noqa: E402
 DATA = ROOT / 'benchmarks/results/scores.jsonl'
 # Written by int8.py and shifted_light.py: the same trainings in INT8, and on modified images.
 BY_FORM = ('exact_int8', 'int8', 'int8_litert', 'int8_wide_start', 'int8_executorch', 'int8_t2t', 'int8_detector_full',
-           'int8_exact_digits', 'shifted_light')
+           'int8_exact_digits', 'int8_exact_detector', 'shifted_light')
 PAGES = [ROOT / 'README.md', ROOT / 'benchmarks/NOTES.md',
          *sorted(page for folder in ('docs', 'projects', 'configs') for page in ROOT.glob(f'{folder}/**/*.md'))]
 MARKED = re.compile(r'(<!-- scores: (\S+) -->\n).*?(<!-- /scores -->)', re.DOTALL)
