@@ -8,6 +8,7 @@ from mmunorm.checkpoints.loading import check_checkpoint
 from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, out_folder
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import load_model
+from mmunorm.fusion import allow_partial_calls
 from mmunorm.utils import PreflightError, write_text
 from projects.paper.paper.cka import branch_layers, compare_models
 from projects.paper.paper.figures import cka_diagonal_figure, cka_figure
@@ -60,6 +61,7 @@ def read_batches(cfg, batch_size, images):
 
 def runner_of(model):
     """A function that runs the feature extractor of a model on a batch."""
+    allow_partial_calls(model)  # CKA compares the layers inside, whatever is folded after them
     extract = model.extract_feat if hasattr(model, 'extract_feat') else model
 
     def run(batch):
