@@ -96,7 +96,8 @@ def headline():
     fastest = min(select(swins, model='LN'), key=lambda row: row['latency_ms']['median'])['format']
     best = {row['model']: row for row in select(swins, format=fastest)}
     rows.append(['best INT8 file for a CPU with floating point, Swin-T, ms', *(
-        f'{best[form]["latency_ms"]["median"]:.1f}{factor(best[form], " ({:.2f}x)")}' for form in ('LN', 'exact', 'UN'))])
+        f'{best[form]["latency_ms"]["median"]:.1f}{factor(best[form], " ({:.2f}x)")}'
+        for form in ('LN', 'exact', 'UN'))])
     return ['224 x 224, one image', 'LN', 'LN folded exactly', 'UN folded'], rows
 
 
@@ -445,7 +446,8 @@ def data_files():
 
 
 ROW_TABLES = {function.__name__: function for function in (
-    simulated, int8_families, adapted_int8, exact_speed, headline, deployed_exact, deployed_xeon, deployed_epyc, export_families, chips,
+    simulated, int8_families, adapted_int8, exact_speed, headline, deployed_exact, deployed_xeon, deployed_epyc,
+    export_families, chips,
     ethos_exact, rockchip, chip_failures, chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers,
     tiny_layer, adapted, adapted_all, adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
     residual_steps, low_light_speed, translation_speed, data_files)}

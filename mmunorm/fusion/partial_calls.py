@@ -16,8 +16,10 @@ from torch import nn
 from ..compat import in_backward_pass, is_compiling
 
 _MARKS = 'folded_scopes'  # an attribute of modules
-_ADVICE = ('Fold with an example that calls what you need, such as example=lambda model: model.forward_features(images)'
-           ', or call mmunorm.fusion.allow_partial_calls(model), and see mmunorm.fusion.streams_of(model)')
+_WHOLE = ('forward', 'predict', 'loss')  # methods that run a whole module; the last two are OpenMMLab's
+_ADVICE = ('Fold with examples that call what you need, such as '
+           'example=[images, lambda model: model.forward_features(images)], or call '
+           'mmunorm.fusion.allow_partial_calls(model), and see mmunorm.fusion.streams_of(model)')
 
 
 def set_scopes(model: nn.Module, scopes: Mapping[str, str]) -> None:
@@ -46,12 +48,12 @@ def allow_partial_calls(model: nn.Module) -> None:
 
 
 def check_scope(norm: nn.Module) -> None:
-    """Raises a RuntimeError if the forward pass of a norm's scope is not running."""
+    """Raises a RuntimeError if no method that runs the whole scope of a norm is running."""
     if is_compiling():  # without Python's frames
         return
     for frame in _frames():
         code = frame.f_code
-        if code.co_name == 'forward' and code.co_argcount:
+        if code.co_name in _WHOLE and code.co_argcount:
             module = frame.f_locals.get(code.co_varnames[0])
             if norm.folded_within in getattr(module, '__dict__', {}).get(_MARKS, ()):
                 return

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from mmpretrain.structures import DataSample
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -116,6 +117,8 @@ def test_parts_of_other_packages():
     images = torch.randn(1, 3, 32, 32)
     fuse_norms(model)
     model(images, mode='tensor')
+    model.predict(images)
+    model.loss(images, [DataSample().set_gt_label(0)])
     for part, name in ((model.extract_feat, 'ImageClassifier.extract_feat'),
                        (model.backbone, 'VisionTransformer.forward')):
         with pytest.raises(RuntimeError, match=f'^{name} runs a part of a folded model'):
