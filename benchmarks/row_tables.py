@@ -44,7 +44,7 @@ def simulated():
                      f'1,197 test crops: {row["metrics"]["snr"]:.1f}'])
     for label, fold, name in (('LN', 'offline', 'int8_exact_digits'), ('exact', 'exact', 'int8_exact_digits'),
                               ('exact, rotated', 'rotated', 'int8_exact_digits'), ('UN', 'offline', 'int8_rotated')):
-        found = [row for row in select(read(name), fold=fold) if 'snr' in row]
+        found = [row for row in select(read(name), fold=fold) if 'simulated' in row]
         rows.append([f'digits Swin, {label}, by seed',
                      *(', '.join(f'{row[key]:.1f}' for row in found) for key in ('simulated', 'snr'))])
     return ['model', 'simulated, dB', 'file, dB'], rows

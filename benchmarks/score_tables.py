@@ -378,7 +378,9 @@ TABLES = {
         columns={'top-1, float': mean(TOP1, kind='float'),
                  **{header: dict(metric=metric, digits=digits, form='mean', kind='LiteRT INT8, full-integer')
                     for header, metric, digits in (('top-1, full-integer', TOP1, 2), ('dB', 'snr', 1),
-                                                   ('dB, simulated', 'simulated', 1))}}),
+                                                   ('dB, simulated', 'simulated', 1))},
+                 'dB, 16-bit activations': dict(
+                     metric='snr', digits=1, missing='', kind='LiteRT INT8, 16-bit activations')}),
     'int8_t2t': dict(
         labels=['T2T-ViT'], where=dict(experiment='int8_t2t'),
         rows={form: dict(kind=f'LiteRT INT8, {form}') for form in (
