@@ -103,9 +103,9 @@ def headline():
 
 def deployed_exact():
     """Files of one machine with LN, LN folded exactly, and UN."""
-    lines = []
-    for network, label in dict.fromkeys((row['network'], row['label']) for row in read('deployed_exact')):
-        found = {row['model']: row for row in select(read('deployed_exact'), network=network, label=label)}
+    rows, lines = read('deployed_exact'), []
+    for network, label in dict.fromkeys((row['network'], row['label']) for row in rows):
+        found = {row['model']: row for row in select(rows, network=network, label=label)}
         lines.append([network, label, *(f'{found[form]["latency_ms"]["median"]:.1f}' for form in ('LN', 'exact', 'UN')),
                       *(factor(found[form]) or 'no difference' for form in ('exact', 'UN')),
                       f'{found["UN"]["control"]["ratio"]["value"]:.3f}'])

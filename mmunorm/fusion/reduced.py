@@ -166,8 +166,10 @@ class TokenScale(Folded):
 
 def set_streams(model: nn.Module, streams: Iterable[StreamBasis]) -> None:
     """Stores the changed residual streams of a model in their first norms."""
+    streams = tuple(streams)
     for stream in streams:
         model.get_submodule(stream.norms[0]).stream = stream
+    if streams:
         refuse_hidden_states(model)
 
 

@@ -83,9 +83,9 @@ class OfflineNorm(OfflineState):
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         """Forward 1 to 3 and 5."""
         self._check_progress()
-        mean = share = None
+        mean = share = measured = None
         if fused := self._fused_pass(valid, x):
-            statistic = measured = fused.second_moment_parts(x)
+            statistic = fused.second_moment_parts(x)
         else:
             measured = self._measure(x, valid)
             statistics, tokens, share = merge_forward(self.ranks, measured, x, valid)
@@ -95,8 +95,8 @@ class OfflineNorm(OfflineState):
             rstd, scale, averaged, outlier, s = fused.average_activation(
                 statistic, self.weight, self.num_batches_tracked, self.running_var, self.activation_record,
                 self.num_outliers, self.exact_steps, self.alpha, self.eps)
-            measured = s if measured is statistic else measured
-            return Step(rstd, averaged, outlier, mean=mean, share=share, measured=measured, scale=scale)
+            return Step(rstd, averaged, outlier, mean=mean, share=share, measured=s if measured is None else measured,
+                        scale=scale)
         t = self.num_batches_tracked.add_(1)
         s = finite_or(statistic, self.running_var)
         var_hat, averaged, outlier = self.average(s, t > self.exact_steps, tokens)
@@ -159,7 +159,7 @@ class OfflineNorm(OfflineState):
     def _fused_pass(self, valid: Tensor | None, *tokens: Tensor):
         """Triton's kernels, if nothing comes between a pass over these tokens and the averages."""
         if (self.centered or valid is not None or not self.uses_fused_update or is_synchronized(self.ranks)
-                or not kernels.has_triton_passes(*tokens)):
+                or not kernels.triton_passes(*tokens)):
             return None
         return kernels.fused_update(torch.float32, self.activation_record, self.gradient_record)
 

@@ -28,15 +28,17 @@ def triton_kernels() -> ModuleType | None:
         return None
 
 
-def has_triton_passes(*tokens: Tensor) -> bool:
-    """Whether the Triton kernels support these inputs `(..., C)`."""
-    return not is_compiling() and triton_kernels() is not None and all(
-        x.is_cuda and x.dtype != torch.float64 and x.numel() and x.is_contiguous() for x in tokens)
+def triton_passes(*tokens: Tensor) -> ModuleType | None:
+    """The Triton kernels, if they support these inputs `(..., C)`; None otherwise."""
+    if is_compiling() or not all(x.is_cuda and x.dtype != torch.float64 and x.numel() and x.is_contiguous()
+                                 for x in tokens):
+        return None
+    return triton_kernels()
 
 
 def kernels_for(*tokens: Tensor) -> ModuleType:
     """The module with the passes over these inputs `(..., C)`: the Triton kernels if they support them."""
-    return triton_kernels() if has_triton_passes(*tokens) else reference
+    return triton_passes(*tokens) or reference
 
 
 def fused_update(dtype: torch.dtype, *records: Tensor) -> ModuleType | None:

@@ -1,7 +1,10 @@
 """The passes in plain torch: precision, odd input, and the compiler's sums."""
+from unittest import mock
+
 import pytest
 import torch
 
+from mmunorm.norms import UN, kernels
 from mmunorm.norms.kernels import reference
 from mmunorm.norms.un import affine
 
@@ -38,3 +41,8 @@ def test_compiled_sums_over_any_number_of_tokens(shape, dynamic):
 
     compiled = torch.compile(sums, backend='aot_eager', fullgraph=True, dynamic=dynamic)
     torch.testing.assert_close(compiled(x, dy), sums(x, dy), equal_nan=True)
+
+
+def test_a_step_on_a_cpu_does_not_import_triton():
+    with mock.patch.object(kernels, 'triton_kernels', side_effect=AssertionError):
+        UN(5)(draw((3, 5))).sum().backward()
