@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 
 import torch
@@ -78,14 +79,15 @@ class _Rewriter(Editor):
     """Each method returns the replacement of a node, or None."""
 
     def fold_constant(self, node: fx.Node) -> fx.Node | None:
-        inputs = node.all_input_nodes
+        call = node.args[0] if node.target is operator.getitem else node  # of one tensor of a list
         if node.target is aten._assert_tensor_metadata.default:
             self.graph.erase_node(node)
         elif node.target is aten.new_zeros.default:
             return self.constant(node, torch.zeros(node.meta['val'].shape, dtype=node.meta['val'].dtype))
-        elif isinstance(node.meta.get('val'), Tensor) and all(input.op == 'get_attr' for input in inputs):
-            args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), self.value)
-            return self.constant(node, node.target(*args, **kwargs))
+        elif isinstance(node.meta.get('val'), Tensor) and all(input.op == 'get_attr' for input in call.all_input_nodes):
+            args, kwargs = fx.node.map_arg((call.args, dict(call.kwargs)), self.value)
+            result = call.target(*args, **kwargs)
+            return self.constant(node, result if call is node else result[node.args[1]])
         return None
 
     def simplify(self, node: fx.Node) -> fx.Node | None:
@@ -105,7 +107,7 @@ class _Rewriter(Editor):
             a, b = (axis % value.dim() for axis in node.args[1:])
             order[a], order[b] = b, a
             return self.emit(node, aten.permute.default, first, order)
-        if node.target.__name__ == 'getitem' and first.target is aten.unbind.int:
+        if node.target is operator.getitem and first.target is aten.unbind.int:
             dim = first.args[1] if len(first.args) > 1 else 0
             return self.emit(node, aten.select.int, first.args[0], dim, node.args[1])
         return None
@@ -159,12 +161,17 @@ class _Rewriter(Editor):
             node = node.args[0]
         return node, views
 
+    def is_layer(self, node: fx.Node) -> bool:
+        """Whether a node is a linear layer with constant weights."""
+        return node.target is aten.linear.default and all(
+            parameter is None or self.value(parameter) is not None for parameter in node.args[1:])
+
     def select(self, node: fx.Node) -> fx.Node | None:
         """Turns a slice of a linear layer's output into a separate layer."""
         if node.target is not aten.select.int:
             return None
         layer, views = self.source(node)
-        if layer.target is not aten.linear.default:
+        if not self.is_layer(layer):
             return None
         shape = layer.meta['val'].shape
         index = torch.arange(math.prod(shape)).view(shape)
@@ -228,7 +235,7 @@ class _Rewriter(Editor):
             value = self.value(factor)
             factor = value.squeeze() if value is not None and value.numel() == 1 else None
         layer, views = self.source(node.args[0])
-        if factor is None or layer.target is not aten.linear.default or any(
+        if factor is None or not self.is_layer(layer) or any(
                 len(between.users) > 1 for between in (layer, *views)) or (
                 node.args[0].meta['val'].shape != node.meta['val'].shape):
             return None

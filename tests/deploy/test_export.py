@@ -110,6 +110,27 @@ def test_scaled_layers_and_sums_for_chips():
     assert not any('mul' in kind for kind in rewritten(Scaled(), IMAGES)[1])
 
 
+class Cross(nn.Module):
+    """Attention to other tokens, whose weights torch stores as one tensor, and a layer with a computed weight."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.attention = nn.Conv2d(3, 16, 14, 14), nn.MultiheadAttention(16, 2, batch_first=True)
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).mT
+        y = nn.functional.linear(self.attention(x, x[:, ::2], x[:, ::2], need_weights=False)[0],
+                                 self.weight * x.mean())
+        return (y * 0.5).unflatten(2, (2, 8))[:, :, 1]
+
+
+def test_layers_without_a_weight_of_their_own_for_chips():
+    kinds = rewritten(Cross().eval(), IMAGES[:1], 1e-5)[1]
+    assert not any('split' in kind or 'unbind' in kind for kind in kinds)
+
+
 def test_a_file_beside_its_model(tmp_path):
     model, path = folded('timm ViT'), tmp_path / 'm.onnx'
     report = export(model, IMAGES[:2], path, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.2))
