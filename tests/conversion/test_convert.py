@@ -100,7 +100,7 @@ def test_errors_are_those_of_the_model_that_is_returned():
     norms = {name: copy.deepcopy(model.get_submodule(name)) for name in ('a.norm', 'b.norm')}
     for row in convert_norms(model.eval(), list(batches)).norms:
         true = true_error(model, model.get_submodule(row.norm), norms[row.norm], batches)
-        assert row.after == pytest.approx(true, rel=1e-3)
+        assert row.after == pytest.approx(true, rel=1e-6)
 
 
 @targets
