@@ -1,7 +1,7 @@
 """Ranges of the tensors of a LiteRT file in INT8: from the extremes of each tensor in some runs, by a chosen statistic.
 
 LiteRT's own calibrator takes moving averages over the runs, so that their order matters. Here each candidate is a
-statistic of the runs' extremes, and the file on held-out images decides.
+statistic of the runs' extremes, and the SNR of files with the ranges of one half of the runs on the other half decides.
 """
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ CHOICES: dict[str, tuple[Callable, Callable]] = {
     'all but the extremes of 3 % of images': (partial(np.quantile, q=0.03), partial(np.quantile, q=0.97)),
     'mean over images': (np.mean, np.mean),
 }
-HELD_OUT = 8  # one run in so many, from the first
 _FLOAT = 0  # of the schema's TensorType
 
 
@@ -53,15 +52,15 @@ class Extremes:
             self._found |= {graph.tensors[tensor].name.decode(): np.array(extremes)
                             for tensor, extremes in rows.items()}
 
-    def ranges(self, choice: str, without: int | None = None) -> dict[str, dict[str, np.ndarray]]:
+    def ranges(self, choice: str, half: int | None = None) -> dict[str, dict[str, np.ndarray]]:
         """`min` and `max` of each tensor, float32 of one element, by a statistic of `CHOICES` over the runs.
 
-        Of several runs, one in `without` is left out.
+        Of several runs, only those of an even number for `half` 0, of an odd number for 1.
         """
         least, greatest = CHOICES[choice]
         found = {}
         for name, rows in self._found.items():
-            kept = np.delete(rows, slice(None, None, without), 0) if without and len(rows) > 1 else rows
+            kept = rows if half is None or len(rows) == 1 else rows[half::2]
             found[name] = dict(min=least(kept[:, 0], axis=0).astype(np.float32),
                                max=greatest(kept[:, 1], axis=0).astype(np.float32))
         return found

@@ -39,8 +39,9 @@ def test_extremes(model, tmp_path):
     assert mean['max'] < most['max'] < whole['max'] and whole['min'] < most['min'] < mean['min']
     assert whole['max'].shape == (1, 1, 1, 1) and whole['max'].item() == x.max() and whole['min'].item() == x.min()
     assert mean['max'].item() == pytest.approx(x.amax((1, 2, 3)).mean().item(), rel=1e-5)
-    left = extremes.ranges('least to greatest value', 8)[f'{NAME}_images']
-    assert left['max'].item() == x[[index for index in range(16) if index % 8]].max()
+    for half in (0, 1):
+        part = extremes.ranges('least to greatest value', half)[f'{NAME}_images']
+        assert part['max'].item() == x[half::2].max() and part['min'].item() == x[half::2].min()
     outputs = {tensor: found for tensor, found in extremes.ranges('least to greatest value').items()
                if found['min'] == 0}
     assert outputs  # those of ReLU
@@ -48,10 +49,11 @@ def test_extremes(model, tmp_path):
 
 @pytest.mark.slow
 def test_the_better_range_is_chosen(model, tmp_path):
-    """One image is 100 times as bright: with its range, the others would have 3 of 255 steps."""
-    x = images(24)
-    for scale, least in (1, 30), (100, 20):
-        bright = x.clone()
-        bright[3] *= scale
-        export(model, x[:1], tmp_path / 'm.tflite', int8='full', calibration=bright)
-        assert compare(tmp_path / 'm.tflite', model, x[:3]).snr['output'] > least
+    """One image is 100 times as bright: with its range, the others would have 3 of 255 steps. Or every eighth is dark:
+    with a range for these, the others would be clipped."""
+    one_is_bright, some_are_dark = images(24), images(24) * torch.linspace(1, 5, 24).view(-1, 1, 1, 1)
+    one_is_bright[3] *= 100
+    some_are_dark[::8] *= 0.1
+    for calibration, number, least in (images(24), 3, 30), (one_is_bright, 3, 20), (some_are_dark, 24, 30):
+        export(model, calibration[:1], tmp_path / 'm.tflite', int8='full', calibration=calibration)
+        assert compare(tmp_path / 'm.tflite', model, calibration[:number]).snr['output'] > least

@@ -22,7 +22,7 @@ from ..graphs import ClassifierGraph, DetectorGraph, ModelGraph
 from ..layouts import for_chips
 from ..progress import stage
 from ..quantizer_exp import exp_renamed
-from ..ranges import CHOICES, HELD_OUT, Extremes
+from ..ranges import CHOICES, Extremes
 from ..snr import mean_snr
 from ..tflite import changed, kind_of, read
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent
@@ -32,7 +32,8 @@ Ranges = dict[str, dict[str, np.ndarray]]  # `min` and `max` of tensors by name
 # Operators whose output has the range of their input.
 SAME_RANGE = ('RESHAPE', 'SLICE', 'SPLIT', 'STRIDED_SLICE', 'TRANSPOSE')
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
-SIMULATED = 40  # images
+SIMULATED, HELD_OUT = 40, 8  # images of the simulation, of which one in so many is held out
+COMPARED = 32  # maximum number of runs of each half that choose the ranges
 
 
 class LiteRtSession(Session):
@@ -213,8 +214,8 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], d
              takes_pixels: bool = True) -> None:
     """Rewrites a floating-point file with a kind of INT8, or 'half', by Google's AI Edge Quantizer.
 
-    Some of the calibration batches `samples` are held out to choose the statistic of `ranges.CHOICES` that makes the
-    file with the highest SNR; then the ranges are of all of them. `detector` has the settings of a detector, and with
+    The statistic of `ranges.CHOICES` with the highest SNR is taken, where each half of the calibration batches
+    `samples` is held out once; then the ranges are of all of them. `detector` has the settings of a detector, and with
     `takes_pixels` the input is an image's bytes. Raises a PreflightError if a full-integer file still has a
     floating-point tensor.
     """
@@ -236,13 +237,16 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], d
                 limits.update(min=np.zeros_like(limits['min']), max=np.full_like(limits['max'], 255))
         return found
 
-    held_out = {part: runs[::HELD_OUT][:16] for part, runs in data.items()}
-    exact, snr = outputs_of(path, held_out), {}
+    snr = dict.fromkeys(CHOICES, 0.)
     with tempfile.TemporaryDirectory() as folder:
-        for choice in CHOICES:
-            candidate = Path(folder, 'm.tflite')
-            write_quantized(path, recipe, ranges(choice, HELD_OUT), candidate)
-            snr[choice] = mean_snr(outputs_of(candidate, held_out), exact)
+        candidate = Path(folder, 'm.tflite')
+        for half in (0, 1):
+            # A single image can change the SNR of 20 images by more than the statistics differ.
+            held_out = {part: (runs[1 - half::2] or runs)[:COMPARED] for part, runs in data.items()}
+            exact = outputs_of(path, held_out)
+            for choice in CHOICES:
+                write_quantized(path, recipe, ranges(choice, half), candidate)
+                snr[choice] += mean_snr(outputs_of(candidate, held_out), exact)
     write_quantized(path, recipe, ranges(max(snr, key=snr.get)), path)
     if kind.startswith('full') and (left := operators_of(path, in_float=True)):
         raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
