@@ -120,7 +120,7 @@ def test_layers_for_chips_compute_what_the_stock_ones_do(make, size, number, is_
 
 def export(exportable, path, int8=None, **how):
     height, width = exportable.meta['shape'][2:]
-    images = list(blurred()[..., :height, :width])
+    images = list(blurred(16)[..., :height, :width])
     samples = Samples(images, exportable.meta, 2) if int8 not in (None, 'dynamic') else ()
     return export_file(exportable, LITERT, path, int8=int8, samples=samples, **how)
 
@@ -170,7 +170,7 @@ class Masked(nn.Module):
     def forward(self, x):
         x = self.patches(x).flatten(2).mT
         for _ in range(2):
-            x = x + (x @ x.mT / 2 + self.cut).softmax(-1) @ x
+            x = x + (x @ x.mT / 8**0.5 + self.cut).softmax(-1) @ x
         return x.flatten(1)
 
 
