@@ -33,7 +33,7 @@ Ranges = dict[str, dict[str, np.ndarray]]  # `min` and `max` of tensors by name
 SAME_RANGE = ('RESHAPE', 'SLICE', 'SPLIT', 'STRIDED_SLICE', 'TRANSPOSE')
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
 SIMULATED, HELD_OUT = 40, 8  # images of the simulation, of which one in so many is held out
-COMPARED = 32  # maximum number of runs of each half that choose the ranges
+COMPARED = 16  # maximum number of runs of each half that choose the ranges
 
 
 class LiteRtSession(Session):
