@@ -24,9 +24,9 @@ from ..fusion.basis import is_layer_scale
 from ..fusion.examples import with_plain_weights
 from ..fusion.joint import join
 from ..fusion.padding import Fill
-from ..fusion.partial_calls import scopes_of, set_scopes
+from ..fusion.partial_calls import refuse_hidden_states, refuses_hidden_states, scopes_of, set_scopes
 from ..fusion.plan import FoldPlan, uncompiled, unwrapped
-from ..fusion.reduced import Folded, StreamBasis, TokenScale, set_streams, streams_of
+from ..fusion.reduced import Folded, StreamBasis, TokenScale, refuse_save_pretrained, set_streams, streams_of
 from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
 from ..fusion.rewrite import add_to_state, reduce_norm, replace_by_identity, replace_module
@@ -80,6 +80,7 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
             raise ValueError(f'{type(model).__name__}: no fold rule fills the padding of {owner}')
         plan.fills[owner](model.get_submodule(owner), Fill(next(model.parameters()).new_zeros(made[name])))
     set_scopes(model, scopes or {})
+    refuse_save_pretrained(model)
     forget_compiled_code()
     return model
 
@@ -139,7 +140,8 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         state_dict = {name: value.cpu() if isinstance(value, torch.Tensor) else value
                       for name, value in model.state_dict().items()}
         note = dict(structure, what='A model whose norms mmunorm folded into the adjacent layers.',
-                    settings=_settings(model), layers=noted_norms(model), streams=[*map(vars, streams_of(model))])
+                    settings=_settings(model), layers=noted_norms(model), streams=[*map(vars, streams_of(model))],
+                    hidden_states_changed=refuses_hidden_states(model))
     del note['folded']  # the state_dict has these names
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
@@ -231,6 +233,8 @@ def _load(model: nn.Module, checkpoint: Mapping) -> None:
     note, modules = checkpoint['meta']['mmunorm'], dict(model.named_modules())
     layers = note.get('layers', {})
     set_streams(model, (StreamBasis(**stream) for stream in note.get('streams', ())))
+    if note.get('hidden_states_changed', note.get('streams')):
+        refuse_hidden_states(model)
     if note.get('changed_streams') and 'streams' not in note:
         warnings.warn('this folded checkpoint is of an older mmunorm: its parts, if they are called alone, such as '
                       'forward_features(), return tokens in another basis. Fold and save it again', stacklevel=3)

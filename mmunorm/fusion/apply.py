@@ -13,7 +13,7 @@ from .basis import NewNorm, apply_change, new_norms
 from .examples import with_plain_weights
 from .partial_calls import set_scopes
 from .plan import FoldPlan
-from .reduced import Folded, StreamBasis, set_streams
+from .reduced import Folded, StreamBasis, refuse_save_pretrained, set_streams
 from .replaced import note_norms
 from .rewrite import reduce_norm, rewrite
 
@@ -42,6 +42,7 @@ def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
     set_streams(model, [StreamBasis(**{field.name: getattr(change, field.name) for field in fields(StreamBasis)})
                         for change in plan.changes])
     set_scopes(model, _scopes(plan))
+    refuse_save_pretrained(model)
     note_norms(model, norms)
     forget_compiled_code()
     return new_by_name
@@ -57,7 +58,8 @@ def _scopes(plan: FoldPlan) -> dict[str, str]:
     scopes = {}
     for norm, parts in folded_with.items():
         chain = plan.chains.get(norm, ())
-        common = commonprefix([chain, *(plan.chains.get(part) or _ancestors(part) for part in parts)])
+        receivers = [plan.receivers[norm]] if parts and norm in plan.receivers else []
+        common = commonprefix([chain, *receivers, *(plan.chains.get(part) or _ancestors(part) for part in parts)])
         # `check_scope` knows a call by the name of its function.
         callers = [name for name in common if getattr(getattr(plan.modules.get(name), 'forward', None), '__name__', '')
                    == 'forward']

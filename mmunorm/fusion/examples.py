@@ -43,6 +43,7 @@ def runs_of(example) -> list[Run]:
         raise TypeError('example: the list is empty')
     runs = []
     for one in examples:
+        one = dict(one) if isinstance(one, Mapping) else one  # such as what transformers' image processors return
         if not isinstance(one, (Tensor, tuple, dict)) and (not callable(one) or isinstance(one, (nn.Module, type))):
             raise TypeError('example: must be a tensor, a tuple of arguments, a dict of keyword arguments, a function '
                             f'that takes the model and runs it, or a list of these, got {type(one).__name__}')

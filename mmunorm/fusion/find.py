@@ -111,6 +111,7 @@ class _Finder(TorchFunctionMode):
                    if tensor.dim() and tensor.is_floating_point()}
         self._channels = {name: next_numbers(shift.numel()) for name, (_, shift) in self._plan.affines.items()}
         self._first_output = size
+        self._norm_of = [name for name, channels in self._channels.items() for _ in channels]
         self._outputs = {name: next_numbers(len(tensor)) for name, tensor in tensors.items() if tensor.dim() > 1}
         self._rows = {name: next_numbers(len(tensor)) for name, tensor in tensors.items()}
         self._starts = [(rows.start, name) for name, rows in self._rows.items() if rows]
@@ -185,11 +186,23 @@ class _Finder(TorchFunctionMode):
         def wrapped(*args, **kwargs):
             self._inside.append(name)
             try:
-                return forward(*args, **kwargs)
+                output = forward(*args, **kwargs)
             finally:
                 self._inside.pop()
+            if self._inside:
+                self._record_return(output)
+            return output
 
         return wrapped
+
+    def _record_return(self, output) -> None:
+        """Records the modules that get the outputs of norms from a module that they call."""
+        chain, chains = tuple(self._inside), self._plan.receivers
+        for tensor in filter(lambda tensor: hasattr(tensor, 'dye'), tensors_in(output)):
+            for number in self._dyes.sample(tensor.dye).unique().tolist():
+                if 0 <= number < self._first_output:
+                    norm = self._norm_of[number]
+                    chains[norm] = commonprefix([chain, chains.get(norm, chain)])
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

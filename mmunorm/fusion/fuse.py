@@ -14,11 +14,12 @@ from .basis import ROTATIONS, change_of, obstacle_of
 from .check import check
 from .examples import Run, copy_of, runs_of
 from .find import find
+from .partial_calls import refuse_hidden_states
 from .plan import FoldPlan, uncompiled, unwrapped
 from .report import SCALE, Fold, FusionReport, NotFoldedError, by_reason
 from .residual import find_streams
 from .rules import check_names
-from .verify import verify
+from .verify import changes_hidden_states, verify
 
 _LARGEST_MODEL = 10**9  # parameters; a larger one is not copied in float64
 
@@ -91,8 +92,11 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
         difference = verify(plan, runs, dtype) if runs else None
         if strict:
             _refuse_kept(plan, online)  # the verification keeps norms, too
+        is_refused = changes_hidden_states(plan, runs, dtype)
         for name, new in apply(plan, plan.model).items():
             plan.folds[name].left = _left(new.arguments)
+        if is_refused:
+            refuse_hidden_states(plan.model)
         folds = plan.folds.values()
         return FusionReport(
             folded=tuple(fold for fold in folds if not fold.obstacle and not fold.left),

@@ -25,10 +25,14 @@ _ADVICE = ('Fold with examples that call what you need, such as '
 def set_scopes(model: nn.Module, scopes: Mapping[str, str]) -> None:
     """Sets the scopes of folded norms, both by full name."""
     for norm, name in scopes.items():
-        scope = model.get_submodule(name)
-        mark = f'{name} ({type(scope).__name__})'
-        setattr(scope, _MARKS, tuple(dict.fromkeys((*vars(scope).get(_MARKS, ()), mark))))
-        model.get_submodule(norm).folded_within = mark
+        model.get_submodule(norm).folded_within = _mark(model.get_submodule(name), name)
+
+
+def _mark(scope: nn.Module, name: str) -> str:
+    """Marks the module of this full name as a scope; returns the mark."""
+    mark = f'{name} ({type(scope).__name__})'
+    setattr(scope, _MARKS, tuple(dict.fromkeys((*vars(scope).get(_MARKS, ()), mark))))
+    return mark
 
 
 def scopes_of(model: nn.Module) -> dict[str, str]:
@@ -49,17 +53,22 @@ def allow_partial_calls(model: nn.Module) -> None:
 
 def check_scope(norm: nn.Module) -> None:
     """Raises a RuntimeError if no method that runs the whole scope of a norm is running."""
+    if not _is_running(norm.folded_within) and not in_backward_pass():  # which computes a part again
+        raise RuntimeError(f'{_call()} runs a part of a folded model: it may return tokens that lack a norm, which '
+                           f'fuse_norms has folded into other layers, or that are in another basis. {_ADVICE}')
+
+
+def _is_running(mark: str) -> bool:
+    """Whether a method that runs the whole of a marked scope is running; also True in compiled code."""
     if is_compiling():  # without Python's frames
-        return
+        return True
     for frame in _frames():
         code = frame.f_code
         if code.co_name in _WHOLE and code.co_argcount:
             module = frame.f_locals.get(code.co_varnames[0])
-            if norm.folded_within in getattr(module, '__dict__', {}).get(_MARKS, ()):
-                return
-    if not in_backward_pass():  # which computes a part again
-        raise RuntimeError(f'{_call()} runs a part of a folded model: it may return tokens that lack a norm, which '
-                           f'fuse_norms has folded into other layers, or that are in another basis. {_ADVICE}')
+            if mark in getattr(module, '__dict__', {}).get(_MARKS, ()):
+                return True
+    return False
 
 
 def _frames() -> Iterator[FrameType]:
@@ -72,25 +81,48 @@ def _frames() -> Iterator[FrameType]:
 def _call() -> str:
     """The outermost method of a module that is running."""
     *_, frame = (frame for frame in _frames() if isinstance(frame.f_locals.get('self'), nn.Module)
-                 and frame.f_globals.get('__name__') != 'torch.nn.modules.module')
+                 and frame.f_globals.get('__name__') != 'torch.nn.modules.module'
+                 and hasattr(frame.f_locals['self'], frame.f_code.co_name))  # no function around a method
     return f'{type(frame.f_locals["self"]).__name__}.{frame.f_code.co_name}'
 
 
 class RefusedHiddenStates:
-    """A forward hook of transformers' models that refuses `output_hidden_states`."""
+    """A forward hook of transformers' models that refuses `output_hidden_states`.
+
+    Args:
+        within: the mark of the whole model, which may ask its parts for hidden states; '' for the whole model itself.
+    """
     is_active = True
+
+    def __init__(self, within: str):
+        self.within = within
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         wanted = kwargs.get('output_hidden_states')
-        if self.is_active and (module.config.output_hidden_states if wanted is None else wanted):
-            raise RuntimeError('output_hidden_states returns tokens of a residual stream that fuse_norms has changed: '
-                               f'they lack their mean or are in another basis. {_ADVICE}')
+        wanted = module.config.output_hidden_states if wanted is None else wanted
+        if wanted and self.is_active and not (self.within and _is_running(self.within)):
+            raise RuntimeError('output_hidden_states returns tokens that fuse_norms has changed: they lack a norm or '
+                               'their mean, or are in another basis. Fold with an example that asks for them, such as '
+                               'example=dict(pixel_values=images, output_hidden_states=True), or call '
+                               'mmunorm.fusion.allow_partial_calls(model), and see mmunorm.fusion.streams_of(model)')
+
+
+def hugging_face_models(model: nn.Module) -> list[nn.Module]:
+    """The models of transformers in a model."""
+    return [module for module in model.modules()
+            if any(cls.__name__ == 'PreTrainedModel' for cls in type(module).__mro__)]
 
 
 def refuse_hidden_states(model: nn.Module) -> None:
     """Makes `output_hidden_states` of transformers' models an error."""
-    for module in model.modules():
-        is_hugging_face = any(cls.__name__ == 'PreTrainedModel' for cls in type(module).__mro__)
-        if is_hugging_face and not any(isinstance(hook, RefusedHiddenStates)
-                                       for hook in module._forward_pre_hooks.values()):
-            module.register_forward_pre_hook(RefusedHiddenStates(), with_kwargs=True)
+    whole = _mark(model, '')
+    for module in hugging_face_models(model):
+        if not any(isinstance(hook, RefusedHiddenStates) for hook in module._forward_pre_hooks.values()):
+            hook = RefusedHiddenStates('' if module is model else whole)
+            module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def refuses_hidden_states(model: nn.Module) -> bool:
+    """Whether `output_hidden_states` of a model of transformers in a model is an error."""
+    return any(isinstance(hook, RefusedHiddenStates) for module in model.modules()
+               for hook in module._forward_pre_hooks.values())

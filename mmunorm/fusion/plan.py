@@ -41,6 +41,8 @@ class FoldPlan:
         # By norm or layer, in the order of their first calls: the modules within all of whose calls it ran, from the
         # outermost; for a norm, also the function that called it if that is no `forward`.
         self.chains: dict[str, tuple[str, ...]] = {}
+        # By norm: the modules within all of whose calls another module returns its output, from the outermost.
+        self.receivers: dict[str, tuple[str, ...]] = {}
 
     def _obstacle(self, name: str, norm: nn.Module) -> str:
         """Stores the affine part of a norm. Returns why it cannot be folded, or ''."""

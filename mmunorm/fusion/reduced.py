@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..norms import Norm
 from .affine import standardize
-from .partial_calls import check_scope, refuse_hidden_states
+from .partial_calls import check_scope
 from .replaced import watch_layers
 
 
@@ -166,14 +166,23 @@ class TokenScale(Folded):
 
 def set_streams(model: nn.Module, streams: Iterable[StreamBasis]) -> None:
     """Stores the changed residual streams of a model in their first norms."""
-    streams = tuple(streams)
     for stream in streams:
         model.get_submodule(stream.norms[0]).stream = stream
-    if streams:
-        refuse_hidden_states(model)
 
 
 def streams_of(model: nn.Module) -> tuple[StreamBasis, ...]:
     """The residual streams that are in another basis in a folded model, as in the report of its folding."""
     streams = (vars(module).get('stream') for module in model.modules())
     return tuple(stream for stream in streams if isinstance(stream, StreamBasis))
+
+
+def refuse_save_pretrained(model: nn.Module) -> None:
+    """Makes `save_pretrained` of folded models, such as those of transformers, an error."""
+    for module in model.modules():
+        if hasattr(type(module), 'save_pretrained') and any(isinstance(part, Folded) for part in module.modules()):
+            module.save_pretrained = _refused_save_pretrained
+
+
+def _refused_save_pretrained(*args, **kwargs):
+    raise RuntimeError('save_pretrained: the model is folded, and from_pretrained would load its weights into a model '
+                       'that has the norms. Use mmunorm.save_folded(model, path) and mmunorm.load_folded(path, model)')

@@ -15,6 +15,7 @@ from .apply import apply
 from .basis import BasisChange
 from .examples import Run, copy_of, tensors_in
 from .joint import JointFold
+from .partial_calls import hugging_face_models
 from .plan import FoldPlan
 from .report import Fold, NotExactError
 
@@ -71,6 +72,33 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
             for name in change.norms if id(change) in reasons else ():
                 plan.folds[name].why_left = 'outputs differ if its residual stream has another basis'
     return difference
+
+
+def changes_hidden_states(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> bool:
+    """Whether folded models of transformers return other hidden states where they are asked for them."""
+    if not runs or not hugging_face_models(plan.model):
+        return False
+    twin = copy_of(plan.model, dtype)
+    apply(plan, twin)
+    before, after = (_hidden_states(model, runs, dtype) for model in (copy_of(plan.model, dtype), twin))
+    if not before:
+        return bool(plan.changes)
+    return any(difference > _TOLERANCE.get(dtype, 0.1) for difference in _differences(before, after, dtype))
+
+
+def _hidden_states(model: nn.Module, runs: Sequence[Run], dtype: torch.dtype | None) -> list[Tensor]:
+    """The hidden states that models of transformers return, in each run of a model."""
+    found: list[Tensor] = []
+
+    def record(module, args, output):
+        found.extend(map(_sample, tensors_in(getattr(output, 'hidden_states', None))))
+
+    for part in hugging_face_models(model):
+        part.config.output_hidden_states = True
+        part.register_forward_hook(record)
+    with suppress(Exception):  # not all models can return them
+        _run(model, runs, (), dtype)
+    return found
 
 
 def _without_culprits(units: Sequence, difference_with: Callable[[Sequence], float | None]

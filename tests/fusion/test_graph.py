@@ -1,6 +1,7 @@
 """Folding by what a run shows: what folds by it alone, what stays and why, agreement with rules, checkpoints."""
 import copy
 import re
+from collections import UserDict
 from contextlib import suppress
 
 import pytest
@@ -249,7 +250,7 @@ def test_an_example_of_keywords_in_bfloat16():
     model = models.randomize(Net(['pre', 'res_post', 'attention']).bfloat16(), gamma='none')
     x = vectors(6).bfloat16()
     before = models.outputs(model, x)
-    assert len(fuse_norms(model, strict=True, example=dict(x=x)).folded) == 7
+    assert len(fuse_norms(model, strict=True, example=UserDict(x=x)).folded) == 7
     models.assert_equal(models.outputs(model, x), before, 0.1)
 
 

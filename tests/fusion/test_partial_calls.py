@@ -1,5 +1,6 @@
 """Calls of a part of a folded model that would return other features are refused; of those that would not, none is."""
 import copy
+import functools
 import io
 import warnings
 from types import SimpleNamespace
@@ -176,16 +177,124 @@ class PreTrainedModel(nn.Module):
         self.vit, self.config = vit(), SimpleNamespace(output_hidden_states=False)
 
     def forward(self, x, output_hidden_states=None):
-        return self.vit(x)
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        hidden_states = self.vit.forward_intermediates(x, intermediates_only=True, norm=False) if wanted else None
+        return SimpleNamespace(logits=self.vit(x), hidden_states=hidden_states)
+
+    def save_pretrained(self, folder):
+        torch.save(self.state_dict(), folder)
 
 
-def test_hidden_states_of_transformers_are_refused():
+class Normalized(PreTrainedModel):
+    """Its last hidden state is normalized."""
+
+    def forward(self, x, output_hidden_states=None):
+        tokens = self.vit.forward_features(x)
+        hidden_states = tokens if output_hidden_states or self.config.output_hidden_states else None
+        return SimpleNamespace(logits=self.vit.forward_head(tokens), hidden_states=hidden_states)
+
+
+class Asking(PreTrainedModel):
+    """Asks a part for hidden states."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.vit, self.head = part, nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.head(self.vit(x, output_hidden_states=True).hidden_states[-1].mean((2, 3)))
+
+
+@pytest.mark.parametrize('cls, layer_norms', [(PreTrainedModel, 'exact'), (Normalized, 'affine')])
+def test_hidden_states_of_transformers_are_refused_if_they_change(cls, layer_norms, in_a_folder):
+    model = cls().eval()
+    before = copy.deepcopy(model)
+    fuse_norms(model, example=X, layer_norms=layer_norms)
+    save_folded(model, 'folded.pth')
+    loaded = load_folded('folded.pth', cls())
+    for one in (model, loaded):
+        torch.testing.assert_close(one(X).logits, before(X).logits, rtol=1e-4, atol=1e-4)
+        for call in (lambda one=one: one(X, output_hidden_states=True), lambda one=one: one(X)):
+            with pytest.raises(RuntimeError, match='^output_hidden_states returns tokens'):
+                call()
+            one.config.output_hidden_states = True
+        allow_partial_calls(one)
+        one(X)
+
+
+def test_hidden_states_of_transformers_that_stay_are_not_refused():
+    for example, layer_norms in ((X, 'affine'), (dict(x=X, output_hidden_states=True), 'exact')):
+        model = PreTrainedModel().eval()
+        before = model(X, output_hidden_states=True).hidden_states
+        report = fuse_norms(model, example=example, layer_norms=layer_norms)
+        assert report.reduced
+        torch.testing.assert_close(model(X, output_hidden_states=True).hidden_states, before)
+
+
+def test_a_model_may_ask_its_parts_for_hidden_states():
+    model = Asking(PreTrainedModel()).eval()
+    before = model(X)
+    assert fuse_norms(model, example=X, rotate='hadamard').streams
+    torch.testing.assert_close(model(X), before, rtol=1e-4, atol=1e-4)
+    with pytest.raises(RuntimeError, match='^output_hidden_states returns tokens'):
+        model.vit(X, output_hidden_states=True)
+
+
+def test_save_pretrained_is_refused():
+    """Because `from_pretrained` builds a model with norms, and only warns that the file has none."""
     model = PreTrainedModel().eval()
+    fuse_norms(model, example=X, layer_norms='keep')
+    assert 'save_pretrained' not in vars(model)
     fuse_norms(model, example=X)
-    model(X)
-    for call in (lambda: model(X, output_hidden_states=True), lambda: model(X)):
-        with pytest.raises(RuntimeError, match='^output_hidden_states returns tokens'):
-            call()
-        model.config.output_hidden_states = True
-    allow_partial_calls(model)
-    model(X)
+    for one in (model, pickled(model)):
+        with pytest.raises(RuntimeError, match='^save_pretrained: the model is folded.*save_folded'):
+            one.save_pretrained('folder')
+
+
+class Pooled(nn.Module):
+    """Returns its normalized tokens, and a layer of one of them, as transformers' models with a pooler do."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.pooler = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        tokens = self.norm(self.embed(x))
+        return tokens, self.pooler(tokens[:, 0])
+
+
+class UsesOne(nn.Module):
+
+    def __init__(self):
+        super().__init__()
+        self.pooled = Pooled()
+
+    def forward(self, x):
+        return self.pooled(x)[1].relu()
+
+
+def test_outputs_that_the_model_does_not_use_are_refused():
+    model, x = models.randomize(UsesOne().eval()), torch.randn(2, 3, 8)
+    before = model(x)
+    assert fuse_norms(model, example=x).reduced[0].where == 'pooled.pooler'
+    torch.testing.assert_close(model(x), before)
+    with pytest.raises(RuntimeError, match='^Pooled.forward runs a part of a folded model'):
+        model.pooled(x)
+
+
+def test_the_error_names_the_method_not_what_wraps_it():
+    def wrapped(method):
+        @functools.wraps(method)
+        def wrapper(self, *args, **kwargs):
+            return method(self, *args, **kwargs)
+
+        return wrapper
+
+    class Wrapped(Pooled):
+        forward = wrapped(Pooled.forward)
+
+    model = UsesOne()
+    model.pooled = Wrapped()
+    fuse_norms(models.randomize(model.eval()), example=torch.randn(2, 3, 8))
+    with pytest.raises(RuntimeError, match='^Wrapped.forward runs a part'):
+        model.pooled(torch.randn(2, 3, 8))
