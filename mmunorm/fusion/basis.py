@@ -151,7 +151,8 @@ def _reader_obstacle(plan: FoldPlan, change: BasisChange, reader: Reader, covere
     if fold is not None and not fold.obstacle:
         for site in fold.sites:
             layer = plan.modules[site.layer]
-            if getattr(layer, 'groups', 1) > 1 or site.channels is not None and site.channels != tuple(range(width)):
+            times = 1 if fold.pads or site.channels is None else len(site.channels) // width  # side by side
+            if getattr(layer, 'groups', 1) > 1 or site.channels not in (None, times * tuple(range(width))):
                 return f'{site.layer} reads parts of {fold.norm}'
             if not reader.is_norm and site.layer not in {other.name for other in change.stream.readers}:
                 return f'{fold.norm} is read by {site.layer}, too'

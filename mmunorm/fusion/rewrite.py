@@ -103,6 +103,9 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fil
         weight.copy_(wide * scale.view(-1, 1, *trailing))
         _change_biases(model, vectors, scale, shift)
         return added
+    if scale.dim() > 1:  # the layer may read the norm several times, side by side
+        times = weight.shape[1] // len(shift)
+        scale, shift = torch.kron(torch.eye(times).to(scale), scale), shift.repeat(times)
     groups = len(shift) // weight.shape[1]
 
     def by_output(values: Tensor) -> Tensor:

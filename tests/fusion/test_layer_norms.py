@@ -55,6 +55,7 @@ class ViT(nn.Module):
         self.blocks = nn.Sequential(*(Block(width, **kwargs) for _ in range(depth)))
         self.norm, self.head = kwargs.get('norm', nn.LayerNorm)(width), nn.Linear(width, 5)
         self.second, self.read = nn.Linear(width, 3), read
+        self.wide = nn.Linear(2 * width, 5)
 
     def forward(self, x):
         x = self.embed(x).flatten(2).mT
@@ -68,6 +69,9 @@ class ViT(nn.Module):
             return self.head(self.norm(x)), self.second(x.relu())
         if self.read == 'pooled':
             return self.head(self.norm(x.mean(1)))
+        if self.read == 'class and mean':
+            x = self.norm(x)
+            return self.wide(torch.cat((x[:, 0], x[:, 1:].mean(1)), 1))
         if self.read == 'two heads':
             x = self.norm(x)
             return self.head(x[:, 0]), self.second(x[:, 1])
@@ -103,8 +107,8 @@ def check_exact(model, x, **kwargs):
 @settings(deadline=None, max_examples=12)
 @given(width=st.sampled_from((2, 6, 8, 12)), depth=st.integers(0, 2), scale=st.booleans(),
        eps=st.sampled_from((1e-6, 0.3)), gamma=st.sampled_from(('none', 'some', 'all')),
-       read=st.sampled_from(('class', 'pooled', 'two heads')), rotate=st.sampled_from((None, 'hadamard', 'random')),
-       seed=st.integers(0, 99))
+       read=st.sampled_from(('class', 'pooled', 'two heads', 'class and mean')),
+       rotate=st.sampled_from((None, 'hadamard', 'random')), seed=st.integers(0, 99))
 def test_a_pre_norm_transformer(width, depth, scale, eps, gamma, read, rotate, seed):
     model = randomized(ViT(width, depth, read, scale=scale, eps=eps), seed, gamma)
     folded, report = check_exact(model, IMAGES, rotate=rotate)
