@@ -72,7 +72,8 @@ def agreement(model: nn.Module, teacher: nn.Module, images, batch_size: int = 16
                 tokens = result.movedim(1 if dims == 4 else -1, -1)
             else:
                 tokens = next(tensors_in(last_norm)).movedim(axis, -1)
-            rows.append((result if dims == 2 else tokens.flatten(1, -2).mean(1)).double())
+            mean = tokens.reshape(len(tokens), -1, tokens.shape[-1]).mean(1)
+            rows.append((result if dims == 2 else mean).double())
             compared.append(tokens.flatten(1).double())
         x, y = compared
         sums.append(torch.stack([torch.full_like(x[:, 0], x.shape[1]), x.sum(1), y.sum(1), x.square().sum(1),

@@ -34,7 +34,7 @@ _STATISTICS = {aten.mean.dim, aten.rsqrt.default, aten.square.default, aten.pow.
 _WEIGHTS = 'weights'  # and other constants
 _CUT = -50  # what a mask adds to scores that it cuts is below; `fit_attention` lowers them to 8 below all others
 _FUSED = 'is within an operator'  # of a node whose values no file stores
-FOLDING = "fold and rotate the model first: fuse_norms(model, example, rotate='hadamard')"
+FOLDING = "fold and rotate the model first, if it is not: fuse_norms(model, example=images, rotate='hadamard')"
 IN_FLOAT = "activations stay in floating point with int8='dynamic'"
 MORE_IMAGES = 'give more calibration images of the kind that the model will get'
 _ADVICE = {'norms': FOLDING, 'residual stream': FOLDING}
