@@ -224,8 +224,8 @@ class PooledFirst(Pooled):
 
 
 @pytest.mark.parametrize('make, given', [
-    (PooledFirst, images()), (Pooled, [image[:, :height] for height in (16, 32, 24) for image in images(8)]), (WithLoss, images())],
-                         ids=['pooled_first', 'images_of_several_sizes', 'output_without_dimensions'])
+    (PooledFirst, images()), (Pooled, [image[:, :height] for height in (16, 32, 24) for image in images(8)]),
+    (WithLoss, images())], ids=['pooled_first', 'images_of_several_sizes', 'output_without_dimensions'])
 def test_other_images_and_outputs(make, given):
     report = adapt(*pair(make), given, 20, block_steps=0, **FAST)
     assert report.history[-1]['loss'] < report.history[0]['loss']

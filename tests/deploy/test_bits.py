@@ -48,7 +48,8 @@ def test_each_kind_and_block():
 
 
 def test_what_helps():
-    for worst, advice in ('norms', 'fuse_norms(model, example='), ('residual stream', "rotate='hadamard'"), ('weights', 'images'):
+    for worst, advice in (('norms', 'fuse_norms(model, example='), ('residual stream', "rotate='hadamard'"),
+                          ('weights', 'images')):
         snr = dict.fromkeys(('norms', 'residual stream', 'weights'), 30.) | {worst: 9.}
         assert advice in Bits(snr, {}, 9.).lines()[-1]
 
