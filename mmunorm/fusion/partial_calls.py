@@ -99,8 +99,11 @@ class RefusedHiddenStates:
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         wanted = kwargs.get('output_hidden_states')
-        wanted = module.config.output_hidden_states if wanted is None else wanted
-        if wanted and self.is_active and not (self.within and _is_running(self.within)):
+        if wanted is None:
+            is_refused = module.config.output_hidden_states
+        else:
+            is_refused = wanted and not (self.within and _is_running(self.within))
+        if is_refused and self.is_active:
             raise RuntimeError('output_hidden_states returns tokens that fuse_norms has changed: they lack a norm or '
                                'their mean, or are in another basis. Fold with an example that asks for them, such as '
                                'example=dict(pixel_values=images, output_hidden_states=True), or call '

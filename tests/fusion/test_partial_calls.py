@@ -240,6 +240,22 @@ def test_a_model_may_ask_its_parts_for_hidden_states():
         model.vit(X, output_hidden_states=True)
 
 
+class Passing(Asking):
+    """Returns the hidden states of a part if the config of the part asks for them."""
+
+    def forward(self, x):
+        return self.vit(x)
+
+
+def test_hidden_states_that_the_config_of_a_part_asks_for_are_refused():
+    model = Passing(PreTrainedModel()).eval()
+    assert fuse_norms(model, example=X).streams
+    model(X)
+    model.vit.config.output_hidden_states = True
+    with pytest.raises(RuntimeError, match='^output_hidden_states returns tokens'):
+        model(X)
+
+
 def test_save_pretrained_is_refused():
     """Because `from_pretrained` builds a model with norms, and only warns that the file has none."""
     model = PreTrainedModel().eval()
