@@ -24,7 +24,7 @@ from ..fusion.basis import is_layer_scale
 from ..fusion.examples import with_plain_weights
 from ..fusion.joint import join
 from ..fusion.padding import Fill
-from ..fusion.partial_calls import refuse_hidden_states, refuses_hidden_states, scopes_of, set_scopes
+from ..fusion.partial_calls import WHOLE, calls_of, refuse_hidden_states, refuses_hidden_states, scopes_of, set_scopes
 from ..fusion.plan import FoldPlan, uncompiled, unwrapped
 from ..fusion.reduced import Folded, StreamBasis, TokenScale, refuse_save_pretrained, set_streams, streams_of
 from ..fusion.replaced import note_norms, noted_norms
@@ -43,7 +43,8 @@ _SETTINGS = ('num_heads', 'stride', 'padding', 'dilation', 'groups', 'eps', 'glo
 
 
 def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, int],
-                  reduced: Mapping[str, dict] | None = None, scopes: Mapping[str, str] | None = None) -> nn.Module:
+                  reduced: Mapping[str, dict] | None = None, scopes: Mapping[str, str] | None = None,
+                  calls: Sequence[str] = WHOLE) -> nn.Module:
     """Changes a model in place to the structure of a folded model, so that a folded checkpoint loads; returns it.
 
     Args:
@@ -54,6 +55,7 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
             :class:`mmunorm.fusion.TokenScale`. Defaults to none.
         scopes (Mapping[str, str], optional): for each folded norm that has a scope, the name of that module; see
             `mmunorm.fusion.partial_calls`. Defaults to none.
+        calls (Sequence[str]): the methods that run the whole model.
 
     Raises:
         ValueError: the model lacks such norms, or such tensors cannot be added.
@@ -79,7 +81,7 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
         if owner not in plan.fills:
             raise ValueError(f'{type(model).__name__}: no fold rule fills the padding of {owner}')
         plan.fills[owner](model.get_submodule(owner), Fill(next(model.parameters()).new_zeros(made[name])))
-    set_scopes(model, scopes or {})
+    set_scopes(model, scopes or {}, calls)
     refuse_save_pretrained(model)
     forget_compiled_code()
     return model
@@ -102,13 +104,13 @@ def folding_of(source: nn.Module | dict) -> dict:
         added += [name for name in state_dict if name.endswith(_PADDING)]
         return dict(folded=folded, made={name: state_dict[name].numel() for name in dict.fromkeys(added)},
                     reduced={name: part.arguments for name, part in parts.items() if isinstance(part, TokenScale)},
-                    scopes=scopes_of(source))
+                    scopes=scopes_of(source), calls=list(calls_of(source)))
     note = source.get('meta', {}).get('mmunorm', {})
     if 'made' not in note or any(isinstance(size, list) for size in note['made'].values()):
         raise PreflightError('this folded checkpoint lacks the names of the tensors that folding added: it is of an '
                              'older mmunorm, or was not written by save_folded(). Fold the trained checkpoint again '
                              'with tools/test.py --fuse --save')
-    return dict(folded=folded, **{key: note[key] for key in ('made', 'reduced', 'scopes') if key in note})
+    return dict(folded=folded, **{key: note[key] for key in ('made', 'reduced', 'scopes', 'calls') if key in note})
 
 
 def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: FusionReport | None = None,
@@ -324,10 +326,10 @@ if not is_missing('mmengine'):
     @MODELS.register_module(name=FOLDED_TYPE)
     def folded_model(of: str | dict, folded: Sequence[str], made: Mapping[str, int],
                      reduced: Mapping[str, dict] | None = None, scopes: Mapping[str, str] | None = None,
-                     changed_streams: bool = False, **cfg) -> nn.Module:
+                     calls: Sequence[str] = WHOLE, changed_streams: bool = False, **cfg) -> nn.Module:
         """Builds the model of type `of` with the settings `cfg`, and folds its norms: see :func:`without_norms`.
 
         A dict `of` is the type with settings of its own. `changed_streams` is in older files.
         """
         of = of if isinstance(of, dict) else dict(type=of)
-        return without_norms(MODELS.build({**cfg, **of}), folded, made, reduced, scopes)
+        return without_norms(MODELS.build({**cfg, **of}), folded, made, reduced, scopes, calls)

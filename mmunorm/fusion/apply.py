@@ -11,7 +11,7 @@ from torch import nn
 from ..compat import forget_compiled_code
 from .basis import NewNorm, apply_change, new_norms
 from .examples import with_plain_weights
-from .partial_calls import set_scopes
+from .partial_calls import WHOLE, set_scopes
 from .plan import FoldPlan
 from .reduced import Folded, StreamBasis, refuse_save_pretrained, set_streams
 from .replaced import note_norms
@@ -41,7 +41,8 @@ def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
         next(module for module in model.modules() if isinstance(module, Folded)).added += tuple(added)
     set_streams(model, [StreamBasis(**{field.name: getattr(change, field.name) for field in fields(StreamBasis)})
                         for change in plan.changes])
-    set_scopes(model, _scopes(plan))
+    whole = WHOLE if 'forward' in plan.methods else ()
+    set_scopes(model, _scopes(plan), tuple(dict.fromkeys((*whole, *plan.methods))))
     refuse_save_pretrained(model)
     note_norms(model, norms)
     forget_compiled_code()

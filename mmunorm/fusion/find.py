@@ -30,6 +30,7 @@ from .affine import has_act, statistic_of
 from .dye import MIXED, NOTHING, Dyes, Twins
 from .examples import Run, map_tensors, tensors_in
 from .joint import Consumer, JointFold
+from .partial_calls import running_methods
 from .plan import FoldPlan, call_obstacle
 from .report import Fold, Site
 
@@ -161,8 +162,17 @@ class _Finder(TorchFunctionMode):
         return wrapped
 
     def _record_call(self, name: str, function: str = 'forward') -> None:
-        chain, chains = (*self._inside, *[f'{function}()'] * (function != 'forward')), self._plan.chains
+        chain, chains = (*self._chain(), *[f'{function}()'] * (function != 'forward')), self._plan.chains
         chains[name] = commonprefix([chain, chains.get(name, chain)])
+
+    def _chain(self) -> tuple[str, ...]:
+        """The modules that are being called; the first is the model if any of its methods is running."""
+        if self._inside[:1] == ['']:
+            self._plan.methods['forward'] = None
+            return tuple(self._inside)
+        methods = [method for module, method in running_methods() if module is self._model]
+        self._plan.methods.update(dict.fromkeys(methods[-1:]))
+        return (*[''] * bool(methods), *self._inside)
 
     def _record_norm(self, name: str, norm: nn.Module, x: Tensor, y: Tensor, axis: int) -> None:
         self._ran.add(name)
@@ -189,16 +199,15 @@ class _Finder(TorchFunctionMode):
                 output = forward(*args, **kwargs)
             finally:
                 self._inside.pop()
-            if self._inside:
-                self._record_return(output)
+            self._record_return(output)
             return output
 
         return wrapped
 
     def _record_return(self, output) -> None:
         """Records the modules that get the outputs of norms from a module that they call."""
-        chain, chains = tuple(self._inside), self._plan.receivers
-        for tensor in filter(lambda tensor: hasattr(tensor, 'dye'), tensors_in(output)):
+        chain, chains = self._chain(), self._plan.receivers
+        for tensor in filter(lambda tensor: chain and hasattr(tensor, 'dye'), tensors_in(output)):
             for number in self._dyes.sample(tensor.dye).unique().tolist():
                 if 0 <= number < self._first_output:
                     norm = self._norm_of[number]

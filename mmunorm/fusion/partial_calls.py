@@ -2,13 +2,14 @@
 
 What a folded norm returns is complete after the layers that it was folded into, and the tokens of a changed residual
 stream after the norms that read it. The scope of a norm is the innermost module whose call ran all of these in the
-examples. A norm that runs outside of a call of its scope raises an error. The mark of a scope is a plain string in the
-module and in the norm, so copies, files and replicas have it, too.
+examples. A norm that runs outside of a call of its scope raises an error. Of the whole model, the methods that examples
+call count as calls. The mark of a scope is a plain string in the module and in the norm, so copies, files and replicas
+have it, too.
 """
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 
 from torch import nn
@@ -16,21 +17,21 @@ from torch import nn
 from ..compat import in_backward_pass, is_compiling
 
 _MARKS = 'folded_scopes'  # an attribute of modules
-_WHOLE = ('forward', 'predict', 'loss')  # methods that run a whole module; the last two are OpenMMLab's
+WHOLE = ('forward', 'predict', 'loss')  # methods that run a whole module; the last two are OpenMMLab's
 _ADVICE = ('Fold with examples that call what you need, such as '
            'example=[images, lambda model: model.forward_features(images)], or call '
            'mmunorm.fusion.allow_partial_calls(model), and see mmunorm.fusion.streams_of(model)')
 
 
-def set_scopes(model: nn.Module, scopes: Mapping[str, str]) -> None:
-    """Sets the scopes of folded norms, both by full name."""
+def set_scopes(model: nn.Module, scopes: Mapping[str, str], calls: Sequence[str] = WHOLE) -> None:
+    """Sets the scopes of folded norms, both by full name; `calls` are the methods that run the whole model."""
     for norm, name in scopes.items():
-        model.get_submodule(norm).folded_within = _mark(model.get_submodule(name), name)
+        model.get_submodule(norm).folded_within = _mark(model.get_submodule(name), name, WHOLE if name else calls)
 
 
-def _mark(scope: nn.Module, name: str) -> str:
-    """Marks the module of this full name as a scope; returns the mark."""
-    mark = f'{name} ({type(scope).__name__})'
+def _mark(scope: nn.Module, name: str, calls: Sequence[str]) -> str:
+    """Marks the module of this full name as a scope that these methods run; returns the mark."""
+    mark = f'{name} ({type(scope).__name__}): {", ".join(calls)}'
     setattr(scope, _MARKS, tuple(dict.fromkeys((*vars(scope).get(_MARKS, ()), mark))))
     return mark
 
@@ -40,6 +41,15 @@ def scopes_of(model: nn.Module) -> dict[str, str]:
     names = {mark: name for name, module in model.named_modules() for mark in vars(module).get(_MARKS, ())}
     marks = {name: vars(module).get('folded_within') for name, module in model.named_modules()}
     return {name: names[mark] for name, mark in marks.items() if mark in names}
+
+
+def calls_of(model: nn.Module) -> tuple[str, ...]:
+    """The methods that run a folded model whole."""
+    return next((_calls(mark) for mark in vars(model).get(_MARKS, ()) if mark.startswith(' ')), WHOLE)
+
+
+def _calls(mark: str) -> tuple[str, ...]:
+    return tuple(mark.rpartition(': ')[2].split(', '))
 
 
 def allow_partial_calls(model: nn.Module) -> None:
@@ -62,9 +72,10 @@ def _is_running(mark: str) -> bool:
     """Whether a method that runs the whole of a marked scope is running; also True in compiled code."""
     if is_compiling():  # without Python's frames
         return True
+    calls = _calls(mark)
     for frame in _frames():
         code = frame.f_code
-        if code.co_name in _WHOLE and code.co_argcount:
+        if code.co_name in calls and code.co_argcount:
             module = frame.f_locals.get(code.co_varnames[0])
             if mark in getattr(module, '__dict__', {}).get(_MARKS, ()):
                 return True
@@ -78,12 +89,19 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def running_methods() -> Iterator[tuple[nn.Module, str]]:
+    """The modules of which methods are running, and the names of these methods, from the innermost."""
+    for frame in _frames():
+        module, name = frame.f_locals.get('self'), frame.f_code.co_name
+        if (isinstance(module, nn.Module) and frame.f_globals.get('__name__') != 'torch.nn.modules.module'
+                and hasattr(module, name)):  # no function around a method
+            yield module, name
+
+
 def _call() -> str:
     """The outermost method of a module that is running."""
-    *_, frame = (frame for frame in _frames() if isinstance(frame.f_locals.get('self'), nn.Module)
-                 and frame.f_globals.get('__name__') != 'torch.nn.modules.module'
-                 and hasattr(frame.f_locals['self'], frame.f_code.co_name))  # no function around a method
-    return f'{type(frame.f_locals["self"]).__name__}.{frame.f_code.co_name}'
+    *_, (module, name) = running_methods()
+    return f'{type(module).__name__}.{name}'
 
 
 class RefusedHiddenStates:
@@ -118,7 +136,7 @@ def hugging_face_models(model: nn.Module) -> list[nn.Module]:
 
 def refuse_hidden_states(model: nn.Module) -> None:
     """Makes `output_hidden_states` of transformers' models an error."""
-    whole = _mark(model, '')
+    whole = _mark(model, '', calls_of(model))
     for module in hugging_face_models(model):
         if not any(isinstance(hook, RefusedHiddenStates) for hook in module._forward_pre_hooks.values()):
             hook = RefusedHiddenStates('' if module is model else whole)

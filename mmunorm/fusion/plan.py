@@ -43,6 +43,7 @@ class FoldPlan:
         self.chains: dict[str, tuple[str, ...]] = {}
         # By norm: the modules within all of whose calls another module returns its output, from the outermost.
         self.receivers: dict[str, tuple[str, ...]] = {}
+        self.methods: dict[str, None] = {}  # of the model, that examples call
 
     def _obstacle(self, name: str, norm: nn.Module) -> str:
         """Stores the affine part of a norm. Returns why it cannot be folded, or ''."""

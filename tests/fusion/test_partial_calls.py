@@ -298,6 +298,38 @@ def test_outputs_that_the_model_does_not_use_are_refused():
         model.pooled(x)
 
 
+class WithFeatures(nn.Module):
+    """Has a method that does not run its forward pass, as CLIP's `get_image_features`."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16))
+        self.projection, self.head = nn.Linear(16, 4), nn.Linear(4, 2)
+
+    def features(self, x):
+        return self.projection(self.part(x))
+
+    def forward(self, x):
+        return self.head(self.projection(self.part(x)).relu())
+
+
+@pytest.mark.parametrize('runs_forward', [True, False])
+def test_methods_that_examples_call(runs_forward, in_a_folder):
+    model, x = models.randomize(WithFeatures().eval()), torch.randn(2, 3, 8)
+    before = copy.deepcopy(model)
+    fuse_norms(model, example=[x] * runs_forward + [lambda model: model.features(x)])
+    save_folded(model, 'folded.pth')
+    for one in (model, load_folded('folded.pth', WithFeatures())):
+        torch.testing.assert_close(one.features(x), before.features(x))
+        with pytest.raises(RuntimeError, match='^Sequential.forward runs a part of a folded model'):
+            one.part(x)
+        if runs_forward:
+            torch.testing.assert_close(one(x), before(x))
+        else:
+            with pytest.raises(RuntimeError, match='^WithFeatures.forward runs a part of a folded model'):
+                one(x)
+
+
 def test_the_error_names_the_method_not_what_wraps_it():
     def wrapped(method):
         @functools.wraps(method)
