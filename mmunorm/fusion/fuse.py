@@ -17,7 +17,7 @@ from .find import find
 from .partial_calls import refuse_hidden_states
 from .plan import FoldPlan, uncompiled, unwrapped
 from .report import SCALE, Fold, FusionReport, NotFoldedError, by_reason
-from .residual import find_streams
+from .residual import ResidualStream, find_streams
 from .rules import check_names
 from .verify import changes_hidden_states, verify
 
@@ -162,10 +162,21 @@ def _find_changes(plan: FoldPlan, runs: list[Run], dtype: torch.dtype | None, ro
             why = f'no residual stream was found ({type(error).__name__}: {error})'
     reasons = dict.fromkeys((name for name, norm in plan.norms.items() if statistic_of(norm) == 'variance'), why)
     for number, stream in enumerate(streams):
-        change = None if stream.obstacle else change_of(plan, stream, rotate, seed=number)
-        obstacle = stream.obstacle if change is None else obstacle_of(plan, change)
-        reasons.update(dict.fromkeys(stream.norms, obstacle))
-        if change is not None and not obstacle:
-            plan.changes.append(change)
+        reasons.update(dict.fromkeys(stream.norms, stream.obstacle or _add_change(plan, stream, rotate, number)))
     for fold in plan.folds.values():
         fold.why_left = reasons.get(fold.norm, '')
+
+
+def _add_change(plan: FoldPlan, stream: ResidualStream, rotate: str | None, seed: int) -> str:
+    """Adds the change of a stream to a plan, without a rotation if none is possible. Returns what is not possible."""
+    obstacle = ''
+    for kind in dict.fromkeys((rotate, None)):
+        change = change_of(plan, stream, kind, seed)
+        if change is None:
+            break
+        why = obstacle_of(plan, change)
+        if not why:
+            plan.changes.append(change)
+            return obstacle and f'not rotated: {obstacle}'
+        obstacle = obstacle or why
+    return obstacle

@@ -136,6 +136,12 @@ def test_a_rotated_stream_whose_last_norm_is_an_output_gets_a_linear_layer():
     assert lefts(report)['norm'] == f'{SCALE} and a linear layer' and folded.norm.linear is not None
 
 
+def test_a_stream_that_cannot_be_rotated_is_centered():
+    _, report = check_exact(randomized(ViT(depth=0, read='features')), IMAGES, rotate='random')
+    fold, = report.reduced
+    assert fold.left == f'{SCALE}, gamma and beta' and fold.why_left.startswith('not rotated: norm would need a linear')
+
+
 @needs_rms_norm
 def test_rms_norms_lose_their_gamma():
     model = randomized(ViT(norm=nn.RMSNorm))
