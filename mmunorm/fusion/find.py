@@ -182,7 +182,7 @@ class _Finder(TorchFunctionMode):
         if has_act(norm) and not isinstance(norm.act, nn.Identity):
             self._block_numbers(channels, Consumer('goes through its activation'))
         else:
-            self._dye(y, self._dyes.twins(channels, y, axis))
+            self._dye(y, self._dyes.twins(channels, y, axis), is_of_norm=True)
         numbers = self._dyes.read(x.dye).movedim(axis, -1).cpu() if hasattr(x, 'dye') else torch.tensor(NOTHING)
         if bool(((numbers < self._first_output) | (numbers >= self._starts[0][0])).any()):
             self._not_from_layers.add(name)
@@ -207,11 +207,12 @@ class _Finder(TorchFunctionMode):
     def _record_return(self, output) -> None:
         """Records the modules that get the outputs of norms from a module that they call."""
         chain, chains = self._chain(), self._plan.receivers
-        for tensor in filter(lambda tensor: chain and hasattr(tensor, 'dye'), tensors_in(output)):
-            for number in self._dyes.sample(tensor.dye).unique().tolist():
-                if 0 <= number < self._first_output:
-                    norm = self._norm_of[number]
-                    chains[norm] = commonprefix([chain, chains.get(norm, chain)])
+        for tensor in tensors_in(output) if chain else ():
+            if hasattr(tensor, 'dye') and getattr(tensor, 'is_of_norm', False):  # reading dye takes time
+                for number in self._dyes.sample(tensor.dye).unique().tolist():
+                    if 0 <= number < self._first_output:
+                        norm = self._norm_of[number]
+                        chains[norm] = commonprefix([chain, chains.get(norm, chain)])
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -250,7 +251,7 @@ class _Finder(TorchFunctionMode):
             if dye is None:
                 tensor.__dict__.pop('dye', None)
             elif not hasattr(tensor, 'dye'):  # it may be an argument
-                self._dye(tensor, dye)
+                self._dye(tensor, dye, any(getattr(tensor, 'is_of_norm', False) for tensor in dyed))
 
     def _twins(self, func, args: tuple, kwargs: dict, outputs: list[Tensor]) -> list[Twins | None] | None:
         """The twins of a function's outputs, None for an output that does not depend on dyed tensors' values.
@@ -276,8 +277,8 @@ class _Finder(TorchFunctionMode):
         if not any(pad):
             self._block(input, 'is padded by 0 at this input size, and may be padded at another', True)
 
-    def _dye(self, tensor: Tensor, twins: Twins) -> None:
-        tensor.dye = twins
+    def _dye(self, tensor: Tensor, twins: Twins, is_of_norm: bool = False) -> None:
+        tensor.dye, tensor.is_of_norm = twins, is_of_norm
         self._dyed.append(weakref.ref(tensor))
 
     def _block(self, tensor: Tensor, why: str, is_padding: bool = False, norm: str = '') -> None:
