@@ -75,7 +75,7 @@ class Network(nn.Module):
     def forward(self, images):
         model = self.model
         if hasattr(model, 'rpn_head'):
-            maps = model.neck(model.backbone(images))
+            maps = model.extract_feat(images)
             scores, deltas = model.rpn_head(maps)
             return (*maps, *scores, *deltas)
         return model(images)

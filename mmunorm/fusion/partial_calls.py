@@ -17,6 +17,7 @@ from torch import nn
 from ..compat import in_backward_pass, is_compiling
 
 _MARKS = 'folded_scopes'  # an attribute of modules
+_GRAPH_OF = 'graph_of_scopes'  # the same of modules whose forward pass runs the parts of a model as its own does
 WHOLE = ('forward', 'predict', 'loss')  # methods that run a whole module; the last two are OpenMMLab's
 _ADVICE = ('Fold with examples that call what you need, such as '
            'example=[images, lambda model: model.forward_features(images)], or call '
@@ -41,6 +42,11 @@ def scopes_of(model: nn.Module) -> dict[str, str]:
     names = {mark: name for name, module in model.named_modules() for mark in vars(module).get(_MARKS, ())}
     marks = {name: vars(module).get('folded_within') for name, module in model.named_modules()}
     return {name: names[mark] for name, mark in marks.items() if mark in names}
+
+
+def set_graph_of(graph: nn.Module, model: nn.Module) -> None:
+    """Counts forward passes of `graph`, which runs the parts of a folded model in its order, as calls of the model."""
+    setattr(graph, _GRAPH_OF, vars(model).get(_MARKS, ()))
 
 
 def calls_of(model: nn.Module) -> tuple[str, ...]:
@@ -79,6 +85,8 @@ def _is_running(mark: str) -> bool:
             module = frame.f_locals.get(code.co_varnames[0])
             if mark in getattr(module, '__dict__', {}).get(_MARKS, ()):
                 return True
+        if code.co_name == 'forward' and mark in getattr(frame.f_locals.get('self'), '__dict__', {}).get(_GRAPH_OF, ()):
+            return True
     return False
 
 
