@@ -231,3 +231,14 @@ def test_boxes_of_deltas(clamp):
     boxes, deltas = torch.rand(50, 4).cumsum(-1) * 40, torch.randn(50, 8) * 3
     ours = postprocess.decode(coder_of(coder), boxes[None], deltas[None], torch.tensor([[72., 100.]]))
     torch.testing.assert_close(ours[0], coder.decode(boxes, deltas, max_shape=(72, 100)), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize('example', [None, lambda model: model.extract_feat(IMAGES),
+                                     lambda model: model.test_step(batch(SIZES))])
+@torch.no_grad()
+def test_a_detector_folded_by_any_call_becomes_a_graph(example):
+    model = rcnn()
+    expected = graph_of(model).features(IMAGES)
+    fuse_norms(model, strict=True, example=example)
+    for name, values in graph_of(model).features(IMAGES).items():
+        torch.testing.assert_close(values, expected[name], rtol=1e-4, atol=1e-5)
