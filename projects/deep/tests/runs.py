@@ -24,5 +24,5 @@ def backbone_runner(work_dir, max_iters, residual_cfg=None, optim_wrapper=None, 
     torch.manual_seed(0)
     model = BackboneModel(residual_cfg or dict(type='PreNorm'))
     data = loader([dict(x=torch.randn(3, 16, 16)) for _ in range(8)])
-    return runner(work_dir, model, data, max_iters,
+    return runner(work_dir, model, data, max_iters, randomness=dict(seed=0),
                   optim_wrapper={'optimizer': dict(type='Adam', lr=0.01), **(optim_wrapper or {})}, **kwargs)
