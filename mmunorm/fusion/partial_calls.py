@@ -81,12 +81,10 @@ def _is_running(mark: str) -> bool:
     calls = _calls(mark)
     for frame in _frames():
         code = frame.f_code
-        if code.co_name in calls and code.co_argcount:
-            module = frame.f_locals.get(code.co_varnames[0])
-            if mark in getattr(module, '__dict__', {}).get(_MARKS, ()):
+        if code.co_name in (*calls, 'forward') and code.co_argcount:
+            state = getattr(frame.f_locals.get(code.co_varnames[0]), '__dict__', {})
+            if mark in state.get(_GRAPH_OF, ()) or code.co_name in calls and mark in state.get(_MARKS, ()):
                 return True
-        if code.co_name == 'forward' and mark in getattr(frame.f_locals.get('self'), '__dict__', {}).get(_GRAPH_OF, ()):
-            return True
     return False
 
 
