@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 from mmcv.cnn.bricks.transformer import AdaptivePadding
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..fusion.padding import Fill, fill_up
+from ..fusion.padding import fill_up, filled
 from ..fusion.rules import Fills, fold_rule
 from ..fusion.stock_rules.images import as_it_is, on_images
 from .swin import UNSwinTransformer
@@ -22,15 +22,10 @@ class FilledPadding(AdaptivePadding):
         return fill_up(x.movedim(1, -1), below, right, self.pad_value).movedim(-1, 1)
 
 
-def _fill(padding: nn.Module, fill: Fill) -> None:
-    padding.__class__ = FilledPadding
-    padding.register_buffer('pad_value', fill.value)
-
-
 @fold_rule(AdaptivePadding, methods=('forward', 'get_pad_shape'))
 def adaptive_padding(padding):
     if padding.padding == 'corner':
-        yield Fills(_fill)
+        yield Fills(lambda padding, fill: filled(padding, FilledPadding, fill))
 
 
 fold_rule(UNSwinTransformer, UNT2TViT)(lambda backbone: [on_images(backbone, as_it_is)])

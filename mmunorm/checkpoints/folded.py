@@ -1,17 +1,15 @@
 """Saves and loads checkpoints of folded models.
 
-A folded checkpoint is an ordinary checkpoint with a note of the tensors that folding added. It may contain an mmengine
-config of the model type `FoldedModel`, from which its model is built. The config is stored twice: as plain data in
-`meta['mmunorm']['config']`, read by :func:`load_folded`, and as text in `meta['cfg']`, which OpenMMLab's inferencers
-execute. Without a config, :func:`load_folded` needs the model as it was before folding.
+A folded checkpoint is an ordinary checkpoint with a note of what is left of each norm and of the tensors that folding
+added. It may contain an mmengine config of the model type `FoldedModel`, from which the tools and OpenMMLab's
+inferencers build its model. In its state_dict, marks stand for the weights of folded norms, so that no loader puts it
+into a model with norms.
 """
 from __future__ import annotations
 
 import copy
 import os
-import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
@@ -20,42 +18,37 @@ import torch
 from torch import nn
 
 from ..compat import forget_compiled_code
-from ..fusion.basis import is_layer_scale
 from ..fusion.examples import with_plain_weights
-from ..fusion.joint import join
+from ..fusion.folds import StreamBasis, join
+from ..fusion.layers import MARKS_FILES, Folded, FoldedAway, built
 from ..fusion.padding import Fill
-from ..fusion.partial_calls import WHOLE, calls_of, refuse_hidden_states, refuses_hidden_states, scopes_of, set_scopes
 from ..fusion.plan import FoldPlan, uncompiled, unwrapped
-from ..fusion.reduced import Folded, StreamBasis, TokenScale, refuse_save_pretrained, set_streams, streams_of
-from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
-from ..fusion.rewrite import add_to_state, reduce_norm, replace_by_identity, replace_module
-from ..norms import replace_norms
+from ..fusion.rewrite import add_to_state, is_layer_scale, replace_module, set_streams, streams_of
+from ..fusion.scopes import held_norms, hold, refuse_hidden_states, refuse_save_pretrained, scopes_of, set_scopes
 from ..registry import MODELS, is_missing
-from ..utils import PreflightError, check_module, whole_file, written_file
+from ..utils import check_module, whole_file, written_file
 from .layouts import computed_tables
 
 FOLDED_TYPE = 'FoldedModel'
-TIMM_TYPE = 'TimmModel'
 _MARK, _PADDING = '.folded', '.pad_value'  # buffers of folded norms, and of modules that pad with a token
 # Attributes of modules that change what is computed, and that no tensor shows.
-_SETTINGS = ('num_heads', 'stride', 'padding', 'dilation', 'groups', 'eps', 'global_pool', 'approximate')
+_SETTINGS = ('num_heads', 'stride', 'padding', 'dilation', 'groups', 'eps', 'global_pool', 'approximate', 'shift_size')
+_PROBE = torch.linspace(-3, 3, 7)  # shows what an activation computes
 
 
-def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, int],
-                  reduced: Mapping[str, dict] | None = None, scopes: Mapping[str, str] | None = None,
-                  calls: Sequence[str] = WHOLE) -> nn.Module:
+def without_norms(model: nn.Module, norms: Mapping[str, Mapping], made: Mapping[str, int],
+                  scopes: Mapping[str, str] | None = None, layers: Mapping[str, list[str]] | None = None) -> nn.Module:
     """Changes a model in place to the structure of a folded model, so that a folded checkpoint loads; returns it.
 
     Args:
         model (nn.Module): a model of the same architecture, with any norms.
-        folded (Sequence[str]): names of the folded norms.
+        norms (Mapping[str, Mapping]): for each folded norm, what is left of it: the arguments of
+            `mmunorm.fusion.layers.built`.
         made (Mapping[str, int]): names and sizes of the tensors that folding added to the state_dict.
-        reduced (Mapping[str, dict], optional): for each norm of which a scale stays, the arguments of its
-            :class:`mmunorm.fusion.TokenScale`. Defaults to none.
         scopes (Mapping[str, str], optional): for each folded norm that has a scope, the name of that module; see
-            `mmunorm.fusion.partial_calls`. Defaults to none.
-        calls (Sequence[str]): the methods that run the whole model.
+            `mmunorm.fusion.scopes`. Defaults to none.
+        layers (Mapping[str, list[str]], optional): for each layer that norms were folded into, these. Defaults to none.
 
     Raises:
         ValueError: the model lacks such norms, or such tensors cannot be added.
@@ -63,14 +56,13 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
     plan = FoldPlan(model)
     with_plain_weights(model)
     new = [name for name in made if not name.endswith(_PADDING)]
-    for name in folded:
+    for name, note in norms.items():
         module = plan.modules.get(name)
         if hasattr(module, 'without_factors'):
             replace_module(model, name, module.without_factors())
-        elif name in (reduced or {}):
-            reduce_norm(model, name, reduced[name], new)
         elif name in plan.norms or is_layer_scale(module):
-            replace_by_identity(model, name, new)
+            like = next((tensor for tensor in (*module.parameters(), *model.parameters())), None)
+            replace_module(model, name, built(**note, added=new, like=like))
         else:
             raise ValueError(f'{type(model).__name__} has no norm {name}, which is folded in the checkpoint: it is '
                              f'{"folded already" if isinstance(module, Folded) else "of another architecture"}')
@@ -80,37 +72,30 @@ def without_norms(model: nn.Module, folded: Sequence[str], made: Mapping[str, in
         owner = name.removesuffix(_PADDING)
         if owner not in plan.fills:
             raise ValueError(f'{type(model).__name__}: no fold rule fills the padding of {owner}')
-        plan.fills[owner](model.get_submodule(owner), Fill(next(model.parameters()).new_zeros(made[name])))
-    set_scopes(model, scopes or {}, calls)
-    refuse_save_pretrained(model)
+        fill = Fill(next(model.parameters()).new_zeros(made[name]))
+        replace_module(model, owner, plan.fills[owner](model.get_submodule(owner), fill))
+    hold(model, layers or {})
+    set_scopes(model, scopes or {})
+    refuse_save_pretrained(model, lambda module: isinstance(module, Folded))
     forget_compiled_code()
     return model
 
 
 def folding_of(source: nn.Module | dict) -> dict:
-    """The arguments of :func:`without_norms` for a folded model or its loaded checkpoint; empty if it is not folded.
-
-    Raises:
-        PreflightError: the checkpoint does not say what folding added.
-    """
-    is_model = isinstance(source, nn.Module)
-    state_dict = source.state_dict() if is_model else source.get('state_dict', source)
+    """The arguments of :func:`without_norms` for a folded model or its loaded checkpoint; empty if it is not folded."""
+    if not isinstance(source, nn.Module):
+        note = source.get('meta', {}).get('mmunorm', {})
+        return {key: note[key] for key in ('norms', 'made', 'scopes', 'layers') if 'norms' in note}
+    state_dict, modules = source.state_dict(), dict(source.named_modules())
     folded = [name.removesuffix(_MARK) for name in state_dict if name.endswith(_MARK)]
     if not folded:
         return {}
-    if is_model:
-        parts = {name: module for name, module in source.named_modules() if isinstance(module, Folded)}
-        added = [name for part in parts.values() for name in part.added]
-        added += [name for name in state_dict if name.endswith(_PADDING)]
-        return dict(folded=folded, made={name: state_dict[name].numel() for name in dict.fromkeys(added)},
-                    reduced={name: part.arguments for name, part in parts.items() if isinstance(part, TokenScale)},
-                    scopes=scopes_of(source), calls=list(calls_of(source)))
-    note = source.get('meta', {}).get('mmunorm', {})
-    if 'made' not in note or any(isinstance(size, list) for size in note['made'].values()):
-        raise PreflightError('this folded checkpoint lacks the names of the tensors that folding added: it is of an '
-                             'older mmunorm, or was not written by save_folded(). Fold the trained checkpoint again '
-                             'with tools/test.py --fuse --save')
-    return dict(folded=folded, **{key: note[key] for key in ('made', 'reduced', 'scopes', 'calls') if key in note})
+    added = [name for part in modules.values() if isinstance(part, Folded) for name in part.added]
+    added += [name for name in state_dict if name.endswith(_PADDING)]
+    notes = {name: modules[name].note() if isinstance(modules[name], Folded) else dict(kind='identity')
+             for name in folded}
+    return dict(norms=notes, made={name: state_dict[name].numel() for name in dict.fromkeys(added)},
+                scopes=scopes_of(source), layers=held_norms(source))
 
 
 def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: FusionReport | None = None,
@@ -121,15 +106,14 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         model (nn.Module): a model folded by `fuse_norms`. Names of wrappers, such as those of `torch.compile`,
             `DataParallel` and `AveragedModel`, are left out.
         path: path of the file, which is written atomically; symbolic links are kept.
-        cfg (mmengine.Config, optional): the config of the model, folded or not, so that `load_folded(path)` needs no
-            model. For a timm model, `cfg.model` is of type `TimmModel` with the `name` of the architecture and its
-            arguments. Defaults to None: `load_folded` needs the model.
+        cfg (mmengine.Config, optional): the config of the model, folded or not, from which OpenMMLab's inferencers
+            build it. Defaults to None.
         report (FusionReport, optional): the result of `fuse_norms`, stored as a note.
         meta (dict, optional): the `meta` of the original checkpoint, such as its `dataset_meta`.
 
     Raises:
         TypeError: `model` is no module, or `path` is no path.
-        ValueError: no norm of `model` is folded, or `cfg` has a value that is not plain data.
+        ValueError: no norm of `model` is folded.
         PreflightError: `path` is there and is no regular file, such as a folder or a device.
     """
     check_module(model)
@@ -142,21 +126,19 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         state_dict = {name: value.cpu() if isinstance(value, torch.Tensor) else value
                       for name, value in model.state_dict().items()}
         note = dict(structure, what='A model whose norms mmunorm folded into the adjacent layers.',
-                    settings=_settings(model), layers=noted_norms(model), streams=[*map(vars, streams_of(model))],
-                    hidden_states_changed=refuses_hidden_states(model))
-    del note['folded']  # the state_dict has these names
+                    settings=_settings(model), streams=[*map(vars, streams_of(model))])
+    if MARKS_FILES:
+        state_dict.update({f'{name}.weight': FoldedAway() for name in structure['norms']})
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
                     kept={fold.norm: fold.where for fold in report.kept})
     meta = {**(meta or {}), 'mmunorm': note}
     if cfg is not None:
-        from .plain import read_config_text
         cfg = copy.deepcopy(cfg)
         cfg.model = folded_config(cfg.model, structure)
         if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
             cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
         meta['cfg'] = cfg.pretty_text
-        note['config'] = read_config_text(meta['cfg'])
     path.parent.mkdir(parents=True, exist_ok=True)
     content = BytesIO()  # so that a full disk raises an OSError
     torch.save(dict(meta=meta, state_dict=state_dict), content)
@@ -164,36 +146,26 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         part.write_bytes(content.getbuffer())
 
 
-def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.Module:
-    """Loads the model of a folded checkpoint, in eval mode.
-
-    No code in the file is executed, unless this is called inside `restricted(trusted=True)` of
-    `mmunorm.checkpoints.unpickling`.
+def load_folded(path: str | os.PathLike, model: nn.Module) -> nn.Module:
+    """Loads the weights of a folded checkpoint, in eval mode. No code in the file is executed.
 
     Args:
         path: path of a file written by :func:`save_folded`.
-        model (nn.Module, optional): a model of the same architecture, not folded, with any norms, such as timm's
-            LayerNorms. It is changed in place, unless the file does not fit. Defaults to None: the model is built from
-            the config in the file, with registered types only.
+        model (nn.Module): a model of the same architecture, not folded, with any norms, such as timm's LayerNorms. It
+            is changed in place, unless the file does not fit.
 
     Raises:
         TypeError: `path` is no path, or `model` is no module.
-        ValueError: the file is no folded checkpoint, or one of another architecture; or it needs a model.
+        ValueError: the file is no folded checkpoint, or one of a model that computes something else.
     """
     path = _path(path, 'load_folded(path, model)')
-    if model is None:
-        model, checkpoint = _build(path)
-        try:
-            _load(model, checkpoint)
-        except RuntimeError as error:
-            raise ValueError(f'{path}: its config and its weights differ: {error}') from error
-        return model.eval()
     check_module(model)
     try:
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
     except (KeyError, EOFError, UnpicklingError) as error:
         raise ValueError(f'{path}: not a checkpoint ({type(error).__name__}: {error})') from error
-    _check_folded(checkpoint, path)
+    if not isinstance(checkpoint, dict) or 'norms' not in checkpoint.get('meta', {}).get('mmunorm', {}):
+        raise ValueError(f'{path}: not a folded checkpoint; mmunorm.save_folded writes one')
     inner = unwrapped(model)
     if any(isinstance(module, Folded) for module in inner.modules()):
         raise ValueError('model: it is folded already; give one of the same architecture that is not')
@@ -212,84 +184,56 @@ def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.M
 
 
 def _settings(model: nn.Module) -> dict[str, dict]:
-    """The settings of each module that has some, as plain data."""
-    settings = {name: {key: vars(module)[key] for key in _SETTINGS
-                       if isinstance(vars(module).get(key), (bool, int, float, str, tuple))}
-                for name, module in model.named_modules()}
-    return {name: values for name, values in settings.items() if values}
+    """The settings of each module that has some, as plain data, and what activations make of some numbers."""
+    settings = {}
+    for name, module in model.named_modules():
+        found = {key: vars(module)[key] for key in _SETTINGS
+                 if isinstance(vars(module).get(key), (bool, int, float, str, tuple))}
+        functions = {key: value for key, value in vars(module).items() if key.startswith('act')}
+        if not any(True for _ in (*module.children(), *module.parameters(), *module.buffers())):
+            functions['forward'] = module
+        found.update((key, made) for key, function in functions.items() if (made := _made_of_probe(function)))
+        if found:
+            settings[name] = found
+    return settings
+
+
+def _made_of_probe(function) -> list[float]:
+    """What an activation makes of some numbers; empty if it is none, or the identity."""
+    if not callable(function) or isinstance(function, type):
+        return []
+    try:
+        made = function(_PROBE.clone())
+    except Exception:
+        return []
+    is_other = isinstance(made, torch.Tensor) and made.shape == _PROBE.shape and not torch.equal(made, _PROBE)
+    return [round(value, 4) for value in made.tolist()] if is_other else []
 
 
 def _check_settings(model: nn.Module, note: Mapping) -> None:
-    """Raises a ValueError if modules have other settings than in the folded model; older files have no note of them."""
+    """Raises a ValueError if modules have other settings than in the folded model."""
     settings = _settings(model)
-    for name, values in note.get('settings', {}).items():
-        for key, value in settings.get(name, {}).items():
-            if key in values and values[key] != value:
-                raise ValueError(f'{join(name, key)} is {values[key]!r} in the file and {value!r} in the model')
+    for name, values in note['settings'].items():
+        for key, value in values.items():
+            if name in settings and settings[name].get(key) != value:
+                raise ValueError(f'{join(name, key)} is {value!r} in the file and {settings[name].get(key)!r} in the '
+                                 'model')
 
 
 def _load(model: nn.Module, checkpoint: Mapping) -> None:
     """Loads the weights of a folded checkpoint into a model of its structure, and notes what is folded where."""
     with computed_tables(model):
         model.load_state_dict(checkpoint['state_dict'])
-    note, modules = checkpoint['meta']['mmunorm'], dict(model.named_modules())
-    layers = note.get('layers', {})
-    set_streams(model, (StreamBasis(**stream) for stream in note.get('streams', ())))
-    if note.get('hidden_states_changed', note.get('streams')):
+    note = checkpoint['meta']['mmunorm']
+    set_streams(model, [StreamBasis(**stream) for stream in note['streams']])
+    if note['streams']:
         refuse_hidden_states(model)
-    if note.get('changed_streams') and 'streams' not in note:
-        warnings.warn('this folded checkpoint is of an older mmunorm: its parts, if they are called alone, such as '
-                      'forward_features(), return tokens in another basis. Fold and save it again', stacklevel=3)
-    note_norms(model, {layer: norms for layer, norms in layers.items() if layer in modules})
 
 
 def _path(path: str | os.PathLike, call: str) -> Path:
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f'path: must be a path, got {type(path).__name__}; the arguments are {call}')
     return Path(path)
-
-
-def _check_folded(checkpoint, path: str | os.PathLike) -> None:
-    if not isinstance(checkpoint, dict) or 'mmunorm' not in checkpoint.get('meta', {}):
-        raise ValueError(f'{path}: not a folded checkpoint; mmunorm.save_folded writes one')
-
-
-def _build(path: Path) -> tuple[nn.Module, dict]:
-    """The model of the config in a folded checkpoint, and the checkpoint."""
-    if is_missing('mmengine'):
-        raise ValueError(f'{path}: without mmengine, load_folded needs the model: load_folded(path, model)')
-    from mmengine.config import Config
-    from mmengine.registry import init_default_scope
-
-    from .plain import registered_types_only
-    from .unpickling import is_trusted, restricted
-    with restricted():
-        checkpoint = torch.load(path, map_location='cpu')
-        _check_folded(checkpoint, path)
-        meta = checkpoint['meta']
-        if 'cfg' not in meta:
-            raise ValueError(f'{path}: has no config that builds its model; call load_folded(path, model)')
-        cfg = Config.fromstring(meta['cfg'], '.py') if is_trusted() else _plain_config(meta, path)
-        with nullcontext() if is_trusted() else registered_types_only():
-            init_default_scope(cfg.get('default_scope', 'mmengine'))
-            return MODELS.build(cfg.model), checkpoint
-
-
-def _plain_config(meta: dict, path: Path):
-    """The config in a folded checkpoint. Older files have only the text."""
-    from mmengine.config import Config
-
-    from .plain import is_known_scope, read_config_text
-    try:
-        cfg = Config(meta['mmunorm'].get('config') or read_config_text(meta['cfg']))
-    except ValueError as error:
-        raise PreflightError(f'the config in the checkpoint {path} is code, which is not run: {error}. If you '
-                             'trust its author, add --trust-checkpoint, or load it inside '
-                             '`mmunorm.checkpoints.unpickling.restricted(trusted=True)`.') from None
-    scope = cfg.get('default_scope', 'mmengine')
-    if not is_known_scope(scope):
-        raise ValueError(f'{path}: default_scope={scope!r} is not an OpenMMLab package; import a custom one first')
-    return cfg
 
 
 def folded_config(model_cfg: dict, structure: Mapping) -> dict:
@@ -303,8 +247,6 @@ def folded_config(model_cfg: dict, structure: Mapping) -> dict:
         for name, part in cfg.items():
             if isinstance(part, dict) and (name == 'backbone' or 'init_cfg' in part):
                 part.init_cfg = None
-        if cfg.type == TIMM_TYPE:
-            cfg.pop('pretrained', None)
         # ReplacedNorms has an `of` itself.
         cfg.update(of=dict(type=cfg.type, of=cfg.of) if 'of' in cfg else cfg.type, type=FOLDED_TYPE)
     cfg.update(structure)
@@ -313,23 +255,13 @@ def folded_config(model_cfg: dict, structure: Mapping) -> dict:
 
 if not is_missing('mmengine'):
 
-    @MODELS.register_module(name=TIMM_TYPE)
-    def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:
-        """Builds `timm.create_model(name, **kwargs)`, so that a folded checkpoint can describe it.
-
-        `norm_cfg` (dict, optional) is the config of the norms that `replace_norms` replaces its norms by.
-        """
-        import timm
-        model = timm.create_model(name, **kwargs)
-        return model if norm_cfg is None else replace_norms(model, norm_cfg)
-
     @MODELS.register_module(name=FOLDED_TYPE)
-    def folded_model(of: str | dict, folded: Sequence[str], made: Mapping[str, int],
-                     reduced: Mapping[str, dict] | None = None, scopes: Mapping[str, str] | None = None,
-                     calls: Sequence[str] = WHOLE, changed_streams: bool = False, **cfg) -> nn.Module:
+    def folded_model(of: str | dict, norms: Mapping[str, Mapping], made: Mapping[str, int],
+                     scopes: Mapping[str, str] | None = None, layers: Mapping[str, list[str]] | None = None,
+                     **cfg) -> nn.Module:
         """Builds the model of type `of` with the settings `cfg`, and folds its norms: see :func:`without_norms`.
 
-        A dict `of` is the type with settings of its own. `changed_streams` is in older files.
+        A dict `of` is the type with settings of its own.
         """
         of = of if isinstance(of, dict) else dict(type=of)
-        return without_norms(MODELS.build({**cfg, **of}), folded, made, reduced, scopes, calls)
+        return without_norms(MODELS.build({**cfg, **of}), norms, made, scopes, layers)

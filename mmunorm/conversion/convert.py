@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..fusion.affine import affine_of
+from ..fusion.norms import affine_of
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
 from ..norms.layers import channel_axis, has_affine, input_of, is_channels_first, is_norm

@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from ..fusion import TokenScale
+from ..fusion import FoldedLayerNorm, FoldedRMSNorm
 from ..norms.layers import norm_layers
 from ..utils import PreflightError, error_text
 
@@ -24,7 +24,7 @@ class Exportable:
     inputs: tuple[torch.Tensor, ...]  # a sample, see :func:`sample_inputs`
     open_shapes: tuple[dict, ...] | None  # torch's `Dim` of the dynamic dimensions of each input
     norms: int  # number of norms in the model
-    scales: int = 0  # number of LayerNorms and RMSNorms of which a scale of each token is left
+    plain: int = 0  # number of LayerNorms and RMSNorms that are left without weights
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -35,12 +35,9 @@ class Exportable:
 
 
 def norms_left(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Names of the norms in a model, with folded ones that subtract a mean, and of what is left as a token's scale."""
-    norms, scales = [name for name, _ in norm_layers(model)], []
-    for name, module in model.named_modules():
-        if isinstance(module, TokenScale):
-            (norms if module.statistic == 'variance' else scales).append(name)
-    return norms, scales
+    """Names of the norms in a model, and of the LayerNorms and RMSNorms that folding has left without weights."""
+    return [name for name, _ in norm_layers(model)], [
+        name for name, module in model.named_modules() if isinstance(module, (FoldedLayerNorm, FoldedRMSNorm))]
 
 
 @contextmanager

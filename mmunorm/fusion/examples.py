@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.overrides import TorchFunctionMode
 
 from .rules import Example
 
@@ -20,8 +22,18 @@ class Run:
     is_required: bool = True  # whether it must succeed
     is_enough: bool = False  # whether no other run is needed after it succeeds
 
+    def with_hidden_states(self) -> Run:
+        """The same call of a model of transformers, which also returns the tokens between its layers, if it can."""
+        example = self.example if isinstance(self.example, dict) else dict(zip(('pixel_values', ), (self.example, ),
+                                                                              strict=True))
+        return Run({**example, 'output_hidden_states': True}, is_required=False)
+
     def __call__(self, model: nn.Module, dtype: torch.dtype | None = None):
         """Returns the outputs of the model on the example, cast to `dtype`."""
+        with KeepsPrecision() if dtype == torch.float64 else nullcontext():
+            return self._call(model, dtype)
+
+    def _call(self, model: nn.Module, dtype: torch.dtype | None):
         if callable(self.example):
             return self.example(model)
 
@@ -32,6 +44,21 @@ class Run:
         if isinstance(example, dict):
             return model(**example)
         return model(*example) if isinstance(example, tuple) else model(example)
+
+
+class KeepsPrecision(TorchFunctionMode):
+    """Leaves float64 tensors what they are where a model casts them: position tokens that it resizes in float32, say.
+
+    Two copies in float64 could not be compared otherwise.
+    """
+    _CASTS = frozenset(['to', 'float', 'half', 'bfloat16', 'type', 'type_as'])
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        output = func(*args, **(kwargs or {}))
+        if getattr(func, '__name__', '') in self._CASTS and isinstance(output, Tensor) and (
+                args[0].dtype == torch.float64 and output.is_floating_point() and output.dtype != torch.float64):
+            return args[0].to(output.device)
+        return output
 
 
 def runs_of(example) -> list[Run]:
@@ -104,12 +131,26 @@ def is_removable(layer: nn.Module) -> bool:
 
 
 def with_plain_weights(model: nn.Module) -> nn.Module:
-    """Merges such factors into the weights, in place; returns the model."""
-    for layer in list(filter(is_removable, model.modules())):
-        # The class is that of its copies, too, and loses its property.
-        layer.__class__ = type(type(layer).__name__, type(layer).__bases__, dict(vars(type(layer))))
-        parametrize.remove_parametrizations(layer, 'weight', leave_parametrized=True)
+    """Replaces layers whose weights have such factors by plain ones with their products; returns the model."""
+    layers = {name: layer for name, layer in model.named_modules(remove_duplicate=False)
+              if name and is_removable(layer)}
+    plain = {layer: _plain(layer) for layer in layers.values()}
+    for name, layer in layers.items():
+        owner, _, child = name.rpartition('.')
+        setattr(model.get_submodule(owner), child, plain[layer])
     return model
+
+
+def _plain(layer: nn.Module) -> nn.Module:
+    """A layer without its parametrizations; torch would take them from the class of its copies, too."""
+    cls = type(layer).__bases__[0]
+    plain, weight = cls.__new__(cls), layer.weight.detach().clone()
+    vars(plain).update(vars(layer))
+    vars(plain).update(
+        _modules={name: part for name, part in layer._modules.items() if name != 'parametrizations'},
+        _parameters=dict(weight=nn.Parameter(weight, layer.parametrizations.weight.original.requires_grad),
+                         **layer._parameters))
+    return plain
 
 
 def tensors_in(value, depth: int = 6) -> Iterator[Tensor]:

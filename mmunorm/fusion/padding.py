@@ -62,7 +62,7 @@ def fill_up(x: Tensor, below: int, right: int, value: Tensor) -> Tensor:
 
 
 class NeutralPadding(nn.Module):
-    """For a window attention: pads with a given token instead of zeros. :func:`set_class` mixes it in.
+    """For a window attention: pads with a given token instead of zeros. :func:`filled` mixes it in.
 
     The buffer `pad_value` `(C,)` is the token, `marker` the channel of :class:`Fill`.
     """
@@ -89,8 +89,14 @@ class NeutralPadding(nn.Module):
         self.marker = int(state)
 
 
-def set_class(module: nn.Module, cls: type[NeutralPadding], fill: Fill) -> None:
-    """Makes `module` an instance of `cls`, a subclass of its class; the names in its `state_dict` are unchanged."""
-    module.__class__ = cls
-    module.register_buffer('pad_value', fill.value)
-    module.marker = fill.marker  # a plain int, so that no forward pass waits for a tensor's value
+def filled(module: nn.Module, cls: type[nn.Module], fill: Fill) -> nn.Module:
+    """The same module as an instance of `cls`, a subclass of its class; it pads with the token of `fill`.
+
+    The names in its `state_dict` are unchanged but for the token, `pad_value`.
+    """
+    new = cls.__new__(cls)
+    vars(new).update(vars(module), _buffers=dict(module._buffers),
+                     _non_persistent_buffers_set=set(module._non_persistent_buffers_set))
+    new.register_buffer('pad_value', fill.value)
+    new.marker = fill.marker  # a plain int, so that no forward pass waits for a tensor's value
+    return new

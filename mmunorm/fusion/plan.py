@@ -2,16 +2,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from ..norms.layers import is_norm
-from .affine import Affine, affine_of, class_obstacle
-from .joint import JointFold, join
-from .report import Fold
+from .folds import Fold, JointFold, join
+from .norms import Affine, affine_of, class_obstacle
+from .obstacles import Obstacle
 from .rules import Example, Fills, Pad, facts
 
 
@@ -37,29 +37,43 @@ class FoldPlan:
         self.joint_of = {norm: joint for joint in self.joints for norm in joint.norms}
         self.copyable = {layer for joint in self.joints for layer in joint.copies}
         self.folds: dict[str, Fold] = {}  # by norm
-        self.changes: list = []  # of the bases of residual streams
+        self.rotations: list = []  # of residual streams
+        self.attentions: list = []  # that are rewritten
         # By norm or layer, in the order of their first calls: the modules within all of whose calls it ran, from the
-        # outermost; for a norm, also the function that called it if that is no `forward`.
+        # outermost.
         self.chains: dict[str, tuple[str, ...]] = {}
-        # By norm: the modules within all of whose calls another module returns its output, from the outermost.
-        self.receivers: dict[str, tuple[str, ...]] = {}
-        self.methods: dict[str, None] = {}  # of the model, that examples call
+        # By kind and name of a source of channels: the modules within all of whose calls another module returns them,
+        # from the outermost.
+        self.receivers: dict[tuple[str, str], tuple[str, ...]] = {}
 
-    def _obstacle(self, name: str, norm: nn.Module) -> str:
-        """Stores the affine part of a norm. Returns why it cannot be folded, or ''."""
-        if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm):
+    def _obstacle(self, name: str, norm: nn.Module) -> Obstacle | None:
+        """Stores the affine part of a norm. Returns why it cannot be folded, or None."""
+        if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm) or self.merge_obstacle(name):
             return obstacle
         for buffer in ('running_mean', 'running_var'):  # a scale of an infinite variance is 0, which is finite
             values = getattr(norm, buffer, None)
             if values is not None and not values.isfinite().all():
-                return f'its {buffer} is not finite; mmunorm.update_norms(model, batches) measures it again'
+                return Obstacle('infinite statistics', buffer)
         if shared := self.owners.others(name, norm):
-            return f'is shared with {shared}'
+            return Obstacle('shared', shared)
         affine = affine_of(norm)
         if not all(value.isfinite().all() for value in affine):
-            return 'its scale or shift is not finite'
+            return Obstacle('infinite')
         self.affines[name] = affine
-        return ''
+        return None
+
+    def merge_obstacle(self, name: str) -> Obstacle | None:
+        """Whether a part of the model is in an adapter, which may be merged or taken out later, as those of peft."""
+        parts = name.split('.')
+        for kind in (type(self.modules['.'.join(parts[:i])]) for i in range(len(parts))):
+            if callable(getattr(kind, 'merge', None)) and callable(getattr(kind, 'unmerge', None)):
+                return Obstacle('merge', kind.__name__)
+        return None
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The parameter or buffer of this full name."""
+        owner, _, tensor = name.rpartition('.')
+        return getattr(self.modules[owner], tensor)
 
     def folds_of(self, joint: JointFold) -> list[Fold]:
         """The folds of the norms of a joint fold."""
@@ -105,11 +119,11 @@ def uncompiled(model: nn.Module) -> Iterator[None]:
             exchange(name, part._orig_mod, part)
 
 
-def call_obstacle(module: nn.Module) -> str:
-    """Why calling `module` may do more than the forward of its class, or ''."""
+def call_obstacle(module: nn.Module) -> Obstacle | None:
+    """Why calling `module` may do more than the forward of its class, or None."""
     if module._forward_hooks or module._forward_pre_hooks:
-        return 'has forward hooks'
-    return 'has another forward than its class' if 'forward' in vars(module) else ''
+        return Obstacle('hooks')
+    return Obstacle('other forward') if 'forward' in vars(module) else None
 
 
 class Owners:
@@ -126,8 +140,14 @@ class Owners:
         """Another name of the module or of one of its parameters in the model, or ''."""
         if others := [alias for alias in self._names[id(module)] if alias != name]:
             return others[0]
-        names = {join(name, parameter) for parameter, _ in module.named_parameters()}
-        for start, end in map(_span, module.parameters()):
+        return self._overlapping([join(name, parameter) for parameter, _ in module.named_parameters()])
+
+    def tensor_others(self, name: str) -> str:
+        """Another parameter or buffer that shares memory with this one, or ''."""
+        return self._overlapping([name])
+
+    def _overlapping(self, names: Sequence[str]) -> str:
+        for _, start, end in [memory for memory in self._memory if memory[0] in names]:
             for alias, other_start, other_end in self._memory:
                 if alias not in names and other_start < end and start < other_end:
                     return alias

@@ -1,72 +1,105 @@
-"""Part of step 4 of folding: rewrites the layers adjacent to a norm (Algorithm 1), in float64, and removes the norm."""
+"""Step 4 of folding: the only module that writes to a model. Layers get new tensors, computed in float64."""
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import fields
+from os.path import commonprefix
 
 import torch
 from torch import Tensor, nn
 
+from ..compat import forget_compiled_code
 from ..norms.replace import disable_fast_path
-from .affine import has_act
-from .joint import join
-from .padding import Fill, zero_token
-from .reduced import FoldedNorm, FoldedNormAct, TokenScale
-from .report import Fold, Site
+from .attention import AttentionFold
+from .basis import NewNorm, Rotation, new_norms
+from .examples import with_plain_weights
+from .folds import Fold, Site, StreamBasis, Writer, join
+from .layers import Folded, FoldedNorm, FoldedNormAct, built
+from .norms import has_act
+from .padding import zero_token
+from .plan import FoldPlan
+from .scopes import hold, refuse_hidden_states, refuse_save_pretrained, set_scopes
 
 
 @torch.no_grad()
-def rewrite(model: nn.Module, fold: Fold, scale: Tensor, shift: Tensor, fill: Fill | None = None,
-            arguments: dict | None = None) -> None:
-    """Folds one norm with this scale and shift, `(C,)` float64: rewrites its layers and their padding, and removes it.
+def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
+    """Applies a plan in place to its model, or to a copy of it. Returns how each norm is folded, by name."""
+    with_plain_weights(model)
+    added: list[str] = []
+    new_by_name = new_norms(plan, plan.rotations)
+    for name, new in new_by_name.items():
+        fold = plan.folds[name]
+        if not fold.obstacle:
+            rewrite(model, fold, new)
+        elif new.left is not None:
+            _replace_norm(model, fold.norm, new, ())
+    for joint in plan.joints:
+        if not joint.obstacle:
+            joint.apply(model, plan)
+    for rotation in plan.rotations:
+        added += _rotate(model, rotation)
+    for attention in plan.attentions:
+        added += _rewrite_attention(model, attention)
+    held: dict[str, list[str]] = defaultdict(list)  # by the layer that they are folded into
+    for fold in plan.folds.values():
+        for site in fold.sites if not fold.obstacle else ():
+            held[site.layer].append(fold.norm)
+    if added:
+        next(module for module in model.modules() if isinstance(module, Folded)).added += tuple(dict.fromkeys(added))
+    set_streams(model, plan.rotations)
+    hold(model, held)
+    set_scopes(model, _scopes(plan))
+    refuse_save_pretrained(model, lambda module: isinstance(module, Folded))
+    if plan.rotations:
+        refuse_hidden_states(model)
+    forget_compiled_code()
+    return new_by_name
 
-    `fill` is the token to pad with, None for the one that the norm maps to zero. `arguments` are those of the
-    :class:`TokenScale` that stays, None if nothing does.
-    """
+
+def set_streams(model: nn.Module, streams: Sequence[StreamBasis]) -> None:
+    """Stores the rotated residual streams of a model in their first norms."""
+    for stream in streams:
+        plain = StreamBasis(**{field.name: getattr(stream, field.name) for field in fields(StreamBasis)})
+        model.get_submodule(stream.norms[0]).stream = plain
+
+
+def streams_of(model: nn.Module) -> tuple[StreamBasis, ...]:
+    """The residual streams that are rotated in a folded model, as in the report of its folding."""
+    streams = (vars(module).get('stream') for module in model.modules())
+    return tuple(stream for stream in streams if isinstance(stream, StreamBasis))
+
+
+def rewrite(model: nn.Module, fold: Fold, new: NewNorm) -> None:
+    """Folds one norm: rewrites its layers and their padding, and replaces it by what is left of it."""
+    scale, shift = new.affine
     copied = [name for name in (f'{layer}.weight' for layer in fold.copied) if add_to_state(model, name)]
-    if fold.pads and fill is None:
-        fill = zero_token(scale, shift)
+    fill = (new.fill or zero_token(scale, shift)) if fold.pads else None
     fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
-    cancelling = fill if scale.dim() == 1 else None  # a matrix contains the column of the marker
-    added = [name for site in fold.sites for name in absorb(model, site, scale, shift, cancelling)]
+    marker = fill if scale.dim() == 1 else None  # a rotated one has none
+    added = [name for site in fold.sites for name in absorb(model, site, scale, shift, marker)]
     for name, pad in fold.pads:
         layer = model.get_submodule(fold.sites[0].layer) if fold.sites else model
-        pad(model.get_submodule(name), fill._replace(value=fill.value.to(next(layer.parameters()))))
-    if arguments is None:
-        replace_by_identity(model, fold.norm, copied + added)
-    else:
-        reduce_norm(model, fold.norm, arguments, copied + added)
+        token = fill._replace(value=fill.value.to(next(layer.parameters())))
+        replace_module(model, name, pad(model.get_submodule(name), token))
+    _replace_norm(model, fold.norm, new, copied + added)
 
 
-@torch.no_grad()
-def reduce_norm(model: nn.Module, name: str, arguments: dict, added: Sequence[str] = (),
-                linear: tuple[Tensor, Tensor] | None = None) -> None:
-    """Replaces the norm `name` by a :class:`TokenScale`, with weight and bias of a linear layer after it, if any."""
+def _replace_norm(model: nn.Module, name: str, new: NewNorm, added: Sequence[str]) -> None:
+    """Replaces the norm `name` by what is left of it."""
     norm = model.get_submodule(name)
-    reduced = TokenScale(**arguments, added=added, like=_like(norm, model))
-    if arguments['affine']:
-        reduced.scale.copy_(norm.weight)
-        if getattr(norm, 'bias', None) is not None:
-            reduced.shift.copy_(norm.bias)
-    if linear is not None:
-        reduced.linear.weight.copy_(linear[0])
-        reduced.linear.bias.copy_(linear[1])
-    disable_fast_path(model, [name], quiet=True)
-    replace_module(model, name, reduced)
-    norm.forward = reduced.forward
-
-
-def _like(norm: nn.Module, model: nn.Module) -> Tensor | None:
-    """A tensor of the dtype and device of a norm."""
     tensors = (*norm.parameters(), *norm.buffers(), *model.parameters())
-    return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
-
-
-def replace_by_identity(model: nn.Module, name: str, added: Sequence[str]) -> None:
-    """Replaces the norm `name` by a :class:`FoldedNorm`."""
-    norm = model.get_submodule(name)
-    folded = FoldedNormAct(added, norm) if has_act(norm) else FoldedNorm(added, _like(norm, model))
-    replace_module(model, name, folded)
-    norm.forward = folded.forward  # a plain list, or what torch.compile made of the norm, may still call it
+    like = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
+    if new.left is None:
+        replacement = FoldedNormAct(added, norm) if has_act(norm) else FoldedNorm(added, like)
+    else:
+        replacement = built(**new.left, added=added, like=like)
+        disable_fast_path(model, [name], quiet=True)
+        if new.linear is not None:
+            replacement.linear.weight.copy_(new.linear[0])
+            replacement.linear.bias.copy_(new.linear[1])
+    replace_module(model, name, replacement)
+    norm.forward = replacement.forward  # a plain list, or what torch.compile made of the norm, may still call it
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -78,12 +111,12 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 @torch.no_grad()
-def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fill | None = None) -> list[str]:
-    """Folds `scale * x + shift`, `(C,)` float64, into a layer, in index.
+def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None) -> list[str]:
+    """Folds `scale * x + shift`, `(C,)` or `(C, C)` float64, into a layer.
 
     A norm before the layer: `W' = W diag(scale)`, `b' = b + W shift`; with a matrix `W' = W scale`. A norm after it:
-    `W' = diag(scale) W`, `b' = scale * b + shift`. With a `fill`, the column of its marker cancels the shifts that
-    remain in padded tokens.
+    `W' = diag(scale) W`, `b' = scale * b + shift`; with a matrix `W' = scale W`. With a `fill`, the column of its
+    marker cancels the shifts that remain in padded tokens.
 
     Returns:
         Names of the tensors that an unfolded checkpoint lacks: new biases, and buffers that were not persistent.
@@ -94,18 +127,20 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fil
         channels = torch.tensor(site.channels, device=weight.device)
         scale, shift = torch.where(channels >= 0, scale[channels], 1.), torch.where(channels >= 0, shift[channels], 0.)
     vectors = _biases(model, site)
-    if site.after and not shift.any():  # needs no bias
+    if (site.after or scale.dim() > 1) and not shift.any():  # needs no bias
         vectors = {name: rows for name, rows in vectors.items() if _get(model, name) is not None}
     added = [name for name in vectors if add_to_state(model, name)]
     wide = weight.double()
     trailing = (1, ) * (weight.dim() - 2)
     if site.after:
-        weight.copy_(wide * scale.view(-1, 1, *trailing))
-        _change_biases(model, vectors, scale, shift)
+        matrix = torch.diag(scale) if scale.dim() == 1 else scale
+        _set_rows(model, site, torch.einsum('ij,jk...->ik...', matrix, wide) if scale.dim() > 1 else
+                  wide * scale.view(-1, 1, *trailing))
+        _change_biases(model, vectors, matrix, shift)
         return added
     if scale.dim() > 1:  # the layer may read the norm several times, side by side
         times = weight.shape[1] // len(shift)
-        scale, shift = torch.kron(torch.eye(times).to(scale), scale), shift.repeat(times)
+        scale, shift = torch.kron(torch.eye(times).to(scale), scale.contiguous()), shift.repeat(times)
     groups = len(shift) // weight.shape[1]
 
     def by_output(values: Tensor) -> Tensor:
@@ -113,13 +148,21 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill: Fil
         return values.view(*weight.shape[:2], *trailing)
 
     shifts = (wide * by_output(shift)).flatten(1).sum(1)
-    _change_biases(model, vectors, torch.ones_like(shifts), shifts)
+    _change_biases(model, vectors, None, shifts)
     folded = torch.einsum('oi...,ij->oj...', wide, scale) if scale.dim() > 1 else wide * by_output(scale)
     if fill is not None and fill.marker >= 0:
         cancelled = fill.cancelled.to(weight.device)
         folded[:, fill.marker] = -wide[:, cancelled] @ shift[cancelled]
-    weight.copy_(folded)
+    _set_rows(model, site, folded)
     return added
+
+
+def _set_rows(model: nn.Module, site: Site, rows: Tensor) -> None:
+    """Writes the rows of a layer into a new tensor for its weight."""
+    name = join(site.layer, site.weight)
+    value = _get(model, name).detach().clone()
+    value[site.part] = rows.to(value.dtype)
+    _set(model, name, value)
 
 
 def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
@@ -137,11 +180,16 @@ def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
     return vectors
 
 
-def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor, shift: Tensor) -> None:
-    """`b' = scale * b + shift`, in each vector that holds parts of b."""
+def _change_biases(model: nn.Module, vectors: dict[str, tuple], matrix: Tensor | None, shift: Tensor) -> None:
+    """`b' = matrix b + shift`, in the vectors that hold parts of b."""
+    bias = torch.zeros_like(shift)
     for name, (rows, indices) in vectors.items():
-        vector = _get(model, name)
-        vector[indices] = (vector[indices].double() * scale[rows] + shift[rows]).to(vector.dtype)
+        bias[rows] = _get(model, name)[indices].double()
+    bias = (bias if matrix is None else matrix @ bias) + shift
+    for name, (rows, indices) in vectors.items():
+        value = _get(model, name).detach().clone()
+        value[indices] = bias[rows].to(value.dtype)
+        _set(model, name, value)
 
 
 def _get(model: nn.Module, name: str) -> Tensor | None:
@@ -149,14 +197,23 @@ def _get(model: nn.Module, name: str) -> Tensor | None:
     return getattr(model.get_submodule(owner), tensor)
 
 
+def _set(model: nn.Module, name: str, value: Tensor) -> None:
+    """Gives a module a new parameter or buffer: others may hold the old one."""
+    owner, _, tensor = name.rpartition('.')
+    old = _get(model, name)
+    value = value.to(old)
+    setattr(model.get_submodule(owner), tensor,
+            nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value)
+
+
 def add_to_state(model: nn.Module, name: str) -> bool:
     """Creates a missing bias, makes a buffer persistent, or copies a shared weight. Returns whether it did."""
     owner, _, tensor = name.rpartition('.')
     module = model.get_submodule(owner)
-    if persist(model, name):
+    if _persist(model, name):
         return True
     if tensor == 'weight':  # shared with another layer
-        module.weight = nn.Parameter(module.weight.detach().clone(), requires_grad=module.weight.requires_grad)
+        _set(model, name, module.weight.detach().clone())
         return True
     if getattr(module, tensor, None) is not None:
         return False
@@ -165,10 +222,103 @@ def add_to_state(model: nn.Module, name: str) -> bool:
     return True
 
 
-def persist(model: nn.Module, name: str) -> bool:
+def _persist(model: nn.Module, name: str) -> bool:
     """Makes a buffer persistent. Returns whether it was not."""
     owner, _, tensor = name.rpartition('.')
     names = model.get_submodule(owner)._non_persistent_buffers_set
     is_new = tensor in names
     names.discard(tensor)
     return is_new
+
+
+# Residual streams.
+
+def _rotate(model: nn.Module, rotation: Rotation) -> list[str]:
+    """Folds a rotation into what writes the stream, and into the layers that read it without a norm.
+
+    Returns the names of buffers that were not persistent.
+    """
+    added = []
+    zero = torch.zeros(rotation.stream.width, dtype=torch.float64)
+    for writer in rotation.stream.writers:
+        if writer.kind == 'token':
+            added += [writer.name] * _persist(model, writer.name)
+            token = _get(model, writer.name)
+            wide = token.double().movedim(writer.axis, -1) @ rotation.writing.mT.to(token.device)
+            _set(model, writer.name, wide.movedim(-1, writer.axis).contiguous())
+        elif writer.kind == 'layer':
+            matrix = rotation.writing
+            if writer.scale:
+                matrix = matrix * _take_scale(model, writer).to(matrix)
+            added += absorb(model, writer.site, matrix, zero)
+    for reader in rotation.stream.readers:
+        if not reader.is_norm:
+            added += absorb(model, reader.site, rotation.reading(reader), zero.new_zeros(len(reader.channels)))
+    return added
+
+
+def _take_scale(model: nn.Module, writer: Writer) -> Tensor:
+    """Returns the values of a LayerScale, which becomes 1; its module is removed if it does nothing else."""
+    owner, _, _ = writer.scale.rpartition('.')
+    scale = _get(model, writer.scale)
+    values = scale.detach().double().flatten().cpu()
+    _set(model, writer.scale, torch.ones_like(scale))
+    if owner and is_layer_scale(model.get_submodule(owner)):
+        replace_module(model, owner, FoldedNorm((), scale))
+    return values
+
+
+def is_layer_scale(module: nn.Module | None) -> bool:
+    """Whether a module does nothing but multiply the channels of a token by its only parameter."""
+    if module is None or list(module.children()) or list(module.buffers()):
+        return False
+    scales = [parameter for parameter in module.parameters() if parameter.dim() == 1]
+    if len(scales) != 1 or len(list(module.parameters())) > 1:
+        return False
+    scale = scales[0].detach()
+    x = torch.randn(2, len(scale), dtype=scale.dtype, device=scale.device)
+    try:
+        return torch.equal(module(x.clone()), x * scale)
+    except Exception:
+        return False
+
+
+def _rewrite_attention(model: nn.Module, attention: AttentionFold) -> list[str]:
+    """Folds matrices and constants into the layers of queries, keys and values, and those that read the values."""
+    return [name for site, matrix, shift in attention.changes for name in absorb(model, site, matrix, shift)]
+
+
+# Scopes.
+
+def _scopes(plan: FoldPlan) -> dict[str, str]:
+    """The scopes of folded norms that a call of another module than their scope may run (see `scopes`)."""
+    scopes = {}
+    for fold in plan.folds.values():
+        layers = [site.layer for site in fold.sites if not site.after]
+        if not fold.obstacle and layers:
+            chains = [plan.receivers[('norm', fold.norm)]] if ('norm', fold.norm) in plan.receivers else []
+            scopes[fold.norm] = _scope(plan, fold.norm, layers, chains)
+    for rotation in plan.rotations:
+        stream = rotation.stream
+        sources = {'norm': 'written norm'}
+        layers = [part.name for part in (*stream.readers, *stream.writers)]
+        keys = [(sources.get(writer.kind, writer.kind), join(writer.name, writer.site.weight) if writer.site else
+                 writer.name) for writer in stream.writers]
+        chains = [plan.receivers[key] for key in keys if key in plan.receivers]
+        for norm in stream.norms:
+            scopes[norm] = _scope(plan, norm, layers, chains)
+    return {norm: name for norm, name in scopes.items() if name is not None}
+
+
+def _scope(plan: FoldPlan, norm: str, parts: Sequence[str], chains: Sequence[tuple[str, ...]]) -> str | None:
+    """The innermost module that runs a norm and these parts in all its calls; None if it need not be checked."""
+    chain = plan.chains.get(norm, ())
+    common = commonprefix([chain, *chains, *(plan.chains.get(part) or _ancestors(part) for part in parts)])
+    # A module may have methods that run parts of it; of those in a model, blocks have none.
+    return common[-1] if common and (len(common) < len(chain) or len(common) == 1) else None
+
+
+def _ancestors(name: str) -> tuple[str, ...]:
+    """The modules that a part of a model is in, and itself, from the outermost."""
+    parts = name.split('.')
+    return '', *('.'.join(parts[:end]) for end in range(1, len(parts) + 1))

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from .joint import JointFold
-from .padding import Fill
-
-Pad = Callable[[nn.Module, Fill], None]
+from .folds import JointFold, Pad
 
 
 class Example:
@@ -30,7 +27,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Fills:
-    """The module pads its input with zeros; `pad(module, fill)` makes it pad with another token.
+    """The module pads its input with zeros; `pad(module, fill)` returns one that pads with another token.
 
     `fill` is a :class:`mmunorm.fusion.padding.Fill`.
     """

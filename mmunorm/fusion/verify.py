@@ -1,6 +1,6 @@
 """Step 3 of folding: compares a folded copy with the model before the model is changed.
 
-A norm that makes a difference is found by halving the set of folds, and kept; so is a basis of a residual stream.
+A norm that makes a difference is found by bisection, and kept; so is the basis of a residual stream, and an attention.
 """
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .apply import apply
-from .basis import BasisChange
 from .examples import Run, copy_of, tensors_in
-from .joint import JointFold
-from .partial_calls import hugging_face_models
+from .folds import Fold, JointFold
+from .obstacles import Obstacle
 from .plan import FoldPlan
-from .report import Fold, NotExactError
+from .rewrite import apply
 
 # Relative to the largest value. Rounding errors are smaller, in every dtype; in float64 only wrong algebra is larger.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _SAMPLE = 2**18  # number of values compared in each output of a layer
-
+_HALF_TYPES = (torch.float16, torch.bfloat16)
+# A rotation is taken back if it makes the error of a model in half precision larger by this factor.
+_MOST_ROUNDING = 1.25
 
 Unit = list[Fold | JointFold]
+
+
+class NotExactError(RuntimeError):
+    """The folded copy of a model does not compute the same as the model."""
 
 
 class _Differs(Exception):
@@ -40,69 +44,92 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     """The largest difference between a model and its folded copy, relative to the largest value of an output.
 
     Compares the outputs of the model and of the layers that norms are folded into, on `runs` in `dtype`, None for the
-    model's own. Sets the obstacle of each fold with which they differ by more than rounding, and takes back the changes
-    of bases with which they do. Returns None if the runs returned no tensor and no such layer ran.
+    model's own. Sets the obstacle of each fold with which they differ by more than rounding, and takes back the
+    rotations and the rewritten attentions with which they do. Returns None if the runs returned no tensor and no such
+    layer ran.
 
     Raises:
-        NotExactError: they differ with no norm folded.
+        NotExactError: they differ with no norm folded, or outputs are NaN.
     """
     with suppress(_Differs):
         return _difference(plan, runs, dtype)
-    units, changes, plan.changes = _units(plan), plan.changes, []
+    units, rotations, attentions = _units(plan), plan.rotations, plan.attentions
+    plan.rotations, plan.attentions = [], []
 
     def with_folds(chosen: Sequence[Unit]) -> float | None:
         for unit in units:
             for part in unit:
-                part.obstacle = '' if unit in chosen else 'is left out'
+                part.obstacle = None if unit in chosen else Obstacle('left out')
         return _difference(plan, runs, dtype)
 
-    def with_changes(chosen: Sequence[BasisChange]) -> float | None:
-        plan.changes = list(chosen)
+    def with_rotations(chosen: Sequence) -> float | None:
+        plan.rotations = list(chosen)
         return _difference(plan, runs, dtype)
 
-    difference, reasons = _without_culprits(units, with_folds)
+    def with_attentions(chosen: Sequence) -> float | None:
+        plan.attentions = list(chosen)
+        return _difference(plan, runs, dtype)
+
+    difference, reasons = _bisect(units, with_folds)
     for unit in units:
         for part in unit if id(unit) in reasons else ():
             has_rule = isinstance(part, JointFold) or bool(part.pads or part.joint)
-            part.obstacle = (f'{reasons[id(unit)]} when it is folded: it has a consumer other than linear layers, '
-                             'another formula than its affine()' + ', or a wrong fold rule' * has_rule)
-    if changes:
-        difference, reasons = _without_culprits(changes, with_changes)
-        for change in changes:
-            for name in change.norms if id(change) in reasons else ():
-                plan.folds[name].why_left = 'outputs differ if its residual stream has another basis'
+            part.obstacle = Obstacle('differs, rule' if has_rule else 'differs', detail=reasons[id(unit)])
+    if rotations:
+        difference, reasons = _bisect(rotations, with_rotations)
+        _take_back(plan, [rotation for rotation in rotations if id(rotation) in reasons],
+                   lambda rotation: Obstacle('stream differs', detail=reasons[id(rotation)]))
+    if attentions:
+        difference, _ = _bisect(attentions, with_attentions)
     return difference
 
 
-def changes_hidden_states(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> bool:
-    """Whether folded models of transformers return other hidden states where they are asked for them."""
-    if not runs or not hugging_face_models(plan.model):
-        return False
-    twin = copy_of(plan.model, dtype)
-    apply(plan, twin)
-    before, after = (_hidden_states(model, runs, dtype) for model in (copy_of(plan.model, dtype), twin))
-    if not before:
-        return bool(plan.changes)
-    return any(difference > _TOLERANCE.get(dtype, 0.1) for difference in _differences(before, after, dtype))
+def _take_back(plan: FoldPlan, rotations: Iterable, obstacle: Callable[[object], Obstacle]) -> None:
+    for rotation in rotations:
+        for name in rotation.norms:
+            plan.folds[name].not_rotated = obstacle(rotation)
 
 
-def _hidden_states(model: nn.Module, runs: Sequence[Run], dtype: torch.dtype | None) -> list[Tensor]:
-    """The hidden states that models of transformers return, in each run of a model."""
-    found: list[Tensor] = []
+@torch.no_grad()
+def check_rounding(plan: FoldPlan, runs: Sequence[Run]) -> float | None:
+    """The error of the folded copy of a model in half precision, relative to the largest value of the same in float64.
 
-    def record(module, args, output):
-        found.extend(map(_sample, tensors_in(getattr(output, 'hidden_states', None))))
+    Takes rotations back if they lose precision: a large channel of a stream is then in all channels. None for a model
+    of another type.
+    """
+    types = {parameter.dtype for parameter in plan.model.parameters()}
+    if not types & {*_HALF_TYPES} or not runs:
+        return None
 
-    for part in hugging_face_models(model):
-        part.config.output_hidden_states = True
-        part.register_forward_hook(record)
-    with suppress(Exception):  # not all models can return them
-        _run(model, runs, (), dtype)
-    return found
+    def outputs(model: nn.Module, dtype: torch.dtype | None) -> list[Tensor]:
+        return [tensor for run in runs for tensor in tensors_in(run(model, dtype)) if tensor.is_floating_point()]
+
+    def folded() -> nn.Module:
+        twin = copy_of(plan.model)
+        apply(plan, twin)
+        return twin
+
+    half = next(iter(types & {*_HALF_TYPES}))
+    with suppress(RuntimeError):  # not all models run in float64
+        exact = outputs(copy_of(plan.model, torch.float64), torch.float64)
+        before, after = (_error(outputs(model, half), exact) for model in (copy_of(plan.model), folded()))
+        if plan.rotations and after > _MOST_ROUNDING * before:
+            rotated, plan.rotations = plan.rotations, []
+            name = str(half).removeprefix('torch.')
+            detail = f'in {name} the error of the model grows from {before:.1e} to {after:.1e}'
+            _take_back(plan, rotated, lambda rotation: Obstacle('half', detail=detail))
+            after = _error(outputs(folded(), half), exact)
+        return after
+    return None
 
 
-def _without_culprits(units: Sequence, difference_with: Callable[[Sequence], float | None]
-                      ) -> tuple[float | None, dict[int, str]]:
+def _error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    return max((((a.double() - b).norm() / b.norm()).item() for a, b in zip(outputs, exact, strict=True)
+                if b.any()), default=0.)
+
+
+def _bisect(units: Sequence, difference_with: Callable[[Sequence], float | None]
+            ) -> tuple[float | None, dict[int, str]]:
     """Leaves out the units with which a folded copy differs; the copy is last compared with all others.
 
     Returns its difference, and how the copy differed with each unit that is left out, by the unit's id.
@@ -147,15 +174,7 @@ def _culprits(units: list, differs: Callable[[Sequence], object]) -> list:
 
 def _difference(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> float | None:
     """Compares a copy with all folds that have no obstacle. Raises `_Differs` if it does."""
-    folds = [fold for fold in plan.folds.values() if not fold.obstacle]
-    # The output of a layer is unchanged, unless a norm is folded back into it: then that norm's output is compared.
-    changed = {site.layer for fold in folds for site in fold.sites if site.after}
-    changed |= {name for joint in plan.joints if not joint.obstacle for name in joint.changed}
-    writers = {writer.name for change in plan.changes for writer in change.stream.writers}
-    changed |= {site.layer for fold in folds for site in fold.sites
-                if any(f'{writer}.'.startswith(f'{site.layer}.') for writer in writers)}
-    changed |= {fold.norm for fold in folds if any(site.layer in writers for site in fold.sites)}
-    watched = {fold.norm if site.after else site.layer for fold in folds for site in fold.sites} - changed
+    watched = _unchanged_outputs(plan)
     before = _run(copy_of(plan.model, dtype), runs, watched, dtype)
     twin = copy_of(plan.model, dtype)
     apply(plan, twin)
@@ -164,6 +183,20 @@ def _difference(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) 
     except Exception as error:
         raise _Differs(f'the model does not run on the example ({type(error).__name__}: {error})') from error
     return _compare(before, after, dtype)
+
+
+def _unchanged_outputs(plan: FoldPlan) -> set[str]:
+    """The modules whose outputs stay: layers that norms are folded into, or the norm if it is folded back into one."""
+    folds = [fold for fold in plan.folds.values() if not fold.obstacle]
+    changed = {site.layer for fold in folds for site in fold.sites if site.after}
+    changed |= {name for joint in plan.joints if not joint.obstacle for name in joint.changed}
+    changed |= {writer.name for rotation in plan.rotations for writer in rotation.stream.writers}
+    changed |= {site.layer for attention in plan.attentions for site, _, _ in attention.changes}
+    changed |= {fold.norm for fold in folds if any(site.layer in changed for site in fold.sites if site.after)
+                and plan.rotations}
+    watched = {fold.norm if site.after else site.layer for fold in folds for site in fold.sites}
+    # A module that holds a changed layer, such as torch's attention, returns something else, too.
+    return {name for name in watched - changed if not any(part.startswith(f'{name}.') for part in changed)}
 
 
 @torch.no_grad()
@@ -194,6 +227,9 @@ def _sample(output: Tensor) -> Tensor:
 def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], dtype: torch.dtype | None) -> float | None:
     differences = []
     for one, other in zip(before, after, strict=True):
+        if any(output.is_floating_point() and output.isnan().any() for output in one.model):
+            raise NotExactError('the outputs of the model are NaN on the example, so that a fold cannot be verified. '
+                                'The model is unchanged. Pass an example= of real inputs.')
         layers = [(f'the output of {name}', outputs, other.layers.get(name, []))
                   for name, outputs in one.layers.items()]  # in the order in which they ran
         for where, was, is_now in [*layers, ("the model's output", one.model, other.model)]:

@@ -19,8 +19,11 @@ def has_affine(module: nn.Module) -> bool:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a normalization layer: mmunorm's, torch's, or one by its `affine()` or its name."""
-    if isinstance(module, nn.Identity):
+    """Whether a module is a normalization layer: mmunorm's, torch's, or one by its `affine()` or its name.
+
+    What fuse_norms leaves of a norm is none.
+    """
+    if isinstance(module, nn.Identity) or getattr(module, 'is_folded', False):
         return False
     return (isinstance(module, (_NormBase, *ONLINE_NORMS)) or has_affine(module)
             or hasattr(type(module), 'fold_obstacle')

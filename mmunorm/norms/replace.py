@@ -79,7 +79,7 @@ def _share_parameters(old: nn.Module, new: nn.Module) -> None:
 def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
     """The LayerNorms and RMSNorms of a model, or of a class derived from them, by each of their full names."""
     return {name: norm for name, norm in model.named_modules(remove_duplicate=False)
-            if is_any(norm, _LAYER_NORMS + _RMS_NORMS)}
+            if is_any(norm, _LAYER_NORMS + _RMS_NORMS) and not getattr(norm, 'is_folded', False)}
 
 
 def no_layer_norms(model: nn.Module) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 
 from mmunorm import UN, fuse_norms
 from mmunorm.fusion import Example, Fills, fold_rule, rules
-from mmunorm.fusion.padding import NeutralPadding, set_class
+from mmunorm.fusion.padding import NeutralPadding, filled
 
 from . import models
 from .blocks import Block
@@ -100,7 +100,7 @@ def test_padding_that_a_rule_can_fill(gamma):
     model = nn.Sequential(UN(8), Windows())
     kept, = models.fold(model, X, example=X).kept
     assert 'together with other values, such as padding' in kept.where
-    fold_rule(Windows)(lambda module: [Fills(lambda module, fill: set_class(module, FilledWindows, fill))])
+    fold_rule(Windows)(lambda module: [Fills(lambda module, fill: filled(module, FilledWindows, fill))])
     other = torch.randn(1, 7, 8, dtype=torch.float64)
     fold, = models.fold(model, X, X[:, :4], other, gamma=gamma, example=X).folded
     assert fold.where == '1.fc, 1.gate (padding filled)'
@@ -112,7 +112,7 @@ def test_padding_around_padding_stays():
         def forward(self, x):
             return self.inner(nn.functional.pad(x, (0, 0, 0, 2)))
 
-    fold_rule(Windows, Around)(lambda module: [Fills(lambda module, fill: None)])
+    fold_rule(Windows, Around)(lambda module: [Fills(lambda module, fill: module)])
     model = nn.Sequential(UN(8), Around(None, dict(inner=Windows())))
     kept, = models.fold(model, X, example=X).kept
     assert 'or a wrong fold rule' in kept.where

@@ -7,7 +7,6 @@ from mmdet.models.detectors import SingleStageDetector, TwoStageDetector
 from mmdet.models.task_modules.coders.delta_xywh_bbox_coder import DeltaXYWHBBoxCoder
 from torch import Tensor, nn
 
-from ...fusion.partial_calls import set_graph_of
 from ..edge import fold_pixels
 from ..graphs import DetectorGraph, Pixels
 
@@ -27,7 +26,6 @@ class Features(nn.Module):
         if roi is not None and roi.with_mask:
             extractors = [*extractors, *stages(roi.mask_roi_extractor)]
         self.num_maps = max((len(extractor.roi_layers) for extractor in extractors), default=0)
-        set_graph_of(self, detector)
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """`(N, 3, H, W)` float32, 0 to 255, to tensors for each level.

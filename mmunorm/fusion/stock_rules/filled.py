@@ -6,7 +6,7 @@ from importlib import import_module
 
 from torch import Tensor
 
-from ..padding import NeutralPadding, set_class
+from ..padding import NeutralPadding, filled
 from ..rules import Fills, fold_rule
 
 
@@ -99,7 +99,7 @@ def __getattr__(name: str) -> type[NeutralPadding]:
 
 
 def _fill_as(name: str):
-    return lambda module, fill: set_class(module, __getattr__(name), fill)
+    return lambda module, fill: filled(module, __getattr__(name), fill)
 
 
 for _path, (_, _methods) in _STOCK.items():

@@ -12,18 +12,18 @@ consumers of the stream. P shrinks geometrically with depth, so all of this is c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from mmunorm.fusion import Consumer, JointFold
-from mmunorm.fusion.affine import Affine
+from mmunorm.fusion import JointFold, Obstacle, Use
 from mmunorm.fusion.check import layer_obstacle
-from mmunorm.fusion.joint import join
+from mmunorm.fusion.folds import Site, join
+from mmunorm.fusion.norms import Affine
 from mmunorm.fusion.padding import largest_value
 from mmunorm.fusion.plan import FoldPlan, call_obstacle
-from mmunorm.fusion.report import Site
 from mmunorm.fusion.rewrite import absorb, replace_module
 
 from .connect import ResidualLayer
@@ -61,14 +61,14 @@ class PostNormStream(JointFold):
         return PostNormStream([sublayer.within(prefix) for sublayer in self.sublayers],
                               [join(prefix, end) for end in self.requires])
 
-    def allows(self, norm: str, consumer: Consumer) -> bool:
+    def allows(self, norm: str, use: Use) -> bool:
         """The next sum, or at the end a norm, before which the tokens may be unfolded."""
         following = self._next[norm]
         if following is not None:
-            return consumer.inside == following.residual
-        return bool(self.requires) and (consumer.norm in self.requires or consumer.why == 'is consumed by unfold')
+            return use.inside == following.residual
+        return bool(self.requires) and (use.norm in self.requires or (use.code, use.part) == ('function', 'unfold'))
 
-    def check(self, plan: FoldPlan) -> str:
+    def check(self, plan: FoldPlan) -> Obstacle | None:
         for sublayer in self.sublayers:
             if obstacle := layer_obstacle(sublayer.last, plan) or _residual_obstacle(plan, sublayer.residual):
                 return obstacle
@@ -102,18 +102,20 @@ class PostNormStream(JointFold):
             affines.append((scale * p, scale * c + shift))
         return affines
 
-    def _range_obstacle(self, plan: FoldPlan) -> str:
-        """Why P and c cannot be carried in the dtype of the weights, or ''."""
+    def _range_obstacle(self, plan: FoldPlan) -> Obstacle | None:
+        """Why P and c cannot be carried in the dtype of the weights, or None."""
         for sublayer, (p, c) in zip(self.sublayers, self._carry(plan)[1:], strict=True):
             if (plan.affines[sublayer.norm][0] == 0).any():
-                return f'the scale of {sublayer.norm} is 0 in some channel, so its input cannot be recovered'
+                return Obstacle('other', detail=(
+                    f'the scale of {sublayer.norm} is 0 in some channel, so its input cannot be recovered'))
             dtype = plan.modules[sublayer.last].weight.dtype
             limit, size = largest_value(dtype), p.abs()
             least, greatest, offset = size.min().item(), size.max().item(), (c.abs() / size).max().item()
             if not (1 / limit < least and max(greatest, offset) < limit):
-                return (f'after {sublayer.norm} the stream has scales of {least:.1e} to {greatest:.1e} and shifts up '
-                        f'to {offset:.1e} times them, which exceeds the range of {str(dtype).removeprefix("torch.")}')
-        return ''
+                return Obstacle('other', detail=(
+                    f'after {sublayer.norm} the stream has scales of {least:.1e} to {greatest:.1e} and shifts up to '
+                    f'{offset:.1e} times them, which exceeds the range of {str(dtype).removeprefix("torch.")}'))
+        return None
 
 
 class BranchFactor(JointFold):
@@ -131,7 +133,7 @@ class BranchFactor(JointFold):
         return BranchFactor(*(join(prefix, name) for name in (self.residual, self.last)),
                             [join(prefix, name) for name in self.between])
 
-    def check(self, plan: FoldPlan) -> str:
+    def check(self, plan: FoldPlan) -> Obstacle | None:
         return layer_obstacle(self.last, plan) or _residual_obstacle(plan, self.residual)
 
     def apply(self, model: nn.Module, plan: FoldPlan) -> None:
@@ -148,9 +150,9 @@ def _remove_factors(model: nn.Module, name: str) -> None:
     replace_module(model, name, model.get_submodule(name).without_factors())
 
 
-def _residual_obstacle(plan: FoldPlan, name: str) -> str:
+def _residual_obstacle(plan: FoldPlan, name: str) -> Obstacle | None:
     obstacle = call_obstacle(plan.modules[name])
-    return f'{name} {obstacle}' if obstacle else ''
+    return obstacle and replace(obstacle, owner=name)
 
 
 def _factor(scale: float | Tensor | None, like: Tensor) -> Tensor:

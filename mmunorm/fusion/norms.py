@@ -9,6 +9,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from ..compat import rms_norm
 from ..norms.layers import ONLINE_NORMS, has_affine
 from ..norms.replace import is_layer_norm, is_rms
+from .obstacles import Obstacle
 
 Affine = tuple[Tensor, Tensor]
 
@@ -61,23 +62,23 @@ def affine_of(norm: nn.Module) -> Affine:
     return scale, shift
 
 
-def class_obstacle(norm: nn.Module, layer_norms: str = 'exact') -> str:
-    """Why no norm of this class can be folded, as half a sentence, or ''."""
+def class_obstacle(norm: nn.Module, layer_norms: str = 'exact') -> Obstacle | None:
+    """Why no norm of this class can be folded, or None."""
     kind = type(norm).__name__
     if getattr(norm, 'fold_obstacle', ''):
-        return f'{kind} {norm.fold_obstacle}'
+        return Obstacle('class', kind, norm.fold_obstacle)
     if statistic_of(norm):
         if layer_norms == 'keep':
-            return f'{kind} computes its statistics at inference; layer_norms="exact" folds the rest of it'
+            return Obstacle('kept on request', kind)
         if len(norm.normalized_shape) > 1:
-            return f'{kind} normalizes over several dimensions'
-        return f'{kind} includes an activation' if any(True for _ in norm.parameters()) and any(
-            not isinstance(part, nn.Identity) for part in norm.children()) else ''
+            return Obstacle('class', kind, 'normalizes over several dimensions')
+        return Obstacle('class', kind, 'includes an activation') if any(True for _ in norm.parameters()) and any(
+            not isinstance(part, nn.Identity) for part in norm.children()) else None
     if has_affine(norm) or is_frozen(norm):
-        return ''
+        return None
     if not isinstance(norm, _BatchNorm):
         is_online = isinstance(norm, (_NormBase, *ONLINE_NORMS))
-        return f'{kind} {"computes its statistics at inference" if is_online else "has no affine()"}'
+        return Obstacle('online', kind) if is_online else Obstacle('class', kind, 'has no affine()')
     if type(norm).forward not in _BATCH_NORM and not has_act(norm):
-        return f'{kind} overrides the forward of BatchNorm'
-    return '' if norm.running_var is not None else 'has no running statistics'
+        return Obstacle('class', kind, 'overrides the forward of BatchNorm')
+    return None if norm.running_var is not None else Obstacle('class', kind, 'has no running statistics')

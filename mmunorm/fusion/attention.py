@@ -1,0 +1,194 @@
+"""Exact rewritings of attention that help INT8: rotated heads, and keys and values minus a constant.
+
+Scores are products of a query and a key, so one orthogonal matrix R for each head may go into both. Probabilities sum
+to 1, so a matrix, and a constant c, of the values pass through to the layer that reads them: `W_v' = R W_v`,
+`b_v' = R (b_v - c)`, `W_o' = W_o R^T`, `b_o' = b_o + W_o c`. A softmax does not see a number that is added to a whole
+row, so `b_k' = R (b_k - c)`. No operator is added. If c is the mean over tokens and images, keys and values need less
+of a range.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .basis import head_rotation
+from .check import held_elsewhere, layer_obstacle
+from .folds import Site
+from .plan import FoldPlan
+from .targets import layers_reading, site_of
+from .trace import Layer, Trace
+
+Heads = Tensor  # (heads, d), numbers of channels
+
+
+@dataclass(eq=False)
+class AttentionFold:
+    """What changes with the queries and keys, or the values, of one attention: layers, each with `W' = M W`,
+    `b' = M b + s`, or as their inverse in a layer that reads them."""
+    name: str  # full name of the layer of the values or keys
+    changes: list[tuple[Site, Tensor, Tensor]] = field(default_factory=list)
+
+
+def find_attentions(trace: Trace, plan: FoldPlan, rotates: bool, means: Mapping[str, Tensor]) -> list[AttentionFold]:
+    """The attentions of a model whose heads can be rotated, or whose keys and values have a constant to subtract.
+
+    `means` are, by full name of a weight, the mean of each output of its layer.
+    """
+    found, done = [], set()
+    for attention in trace.attentions:
+        for kind, parts in (('values', (attention.values, )), ('scores', (attention.keys, attention.queries))):
+            key = tuple(sorted({int(number) for part in parts if part is not None for number in part.flatten()}))
+            if any(part is None for part in parts) or key in done:
+                continue
+            done.add(key)
+            fold = (_values_fold if kind == 'values' else _scores_fold)(trace, plan, *parts, rotates, means, len(found))
+            if fold is not None:
+                found.append(fold)
+    return found
+
+
+def _values_fold(trace: Trace, plan: FoldPlan, values: Heads, rotates: bool, means: Mapping[str, Tensor], seed: int
+                 ) -> AttentionFold | None:
+    numbers = values.flatten().tolist()
+    readers = layers_reading(trace, numbers)
+    sites = _head_sites(trace, plan, values, ('value', ))
+    if sites is None or not readers or any(_layer_is_held(layer, plan) for layer in readers):
+        return None
+    fold, matrix = AttentionFold(sites[0].layer), _matrix(values, rotates, seed)
+    constants = [_constant(site, means) for site in sites]
+    fold.changes = [_change(site, matrix, constant) for site, constant in zip(sites, constants, strict=True)]
+    constants = torch.cat(constants)
+    for layer in readers:
+        inverse = _inverse(layer, values.sort(0)[0], matrix, constants.view(values.shape))
+        if inverse is None:
+            return None
+        fold.changes.append((site_of(layer, False), *inverse))
+    return fold if rotates or constants.any() else None
+
+
+def _inverse(layer: Layer, values: Heads, matrix: Tensor, constants: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The matrix and constant for a layer that reads values, `(C, C)` and `(C,)`; None if it reads parts of heads."""
+    columns: dict[int, list[int]] = {}
+    for column, number in enumerate(layer.inputs):
+        columns.setdefault(number, []).append(column)
+    scale, shift = torch.eye(len(layer.inputs), dtype=torch.float64), torch.zeros(len(layer.inputs)).double()
+    for head, constant in zip(values.tolist(), constants, strict=True):
+        places = [columns.pop(number, []) for number in head]
+        if len({len(place) for place in places}) > 1:
+            return None
+        for place in zip(*places, strict=True):
+            index = torch.tensor(place)
+            scale[index[:, None], index] = matrix.mT
+            shift[index] = constant
+    return scale, shift
+
+
+def _scores_fold(trace: Trace, plan: FoldPlan, keys: Heads, queries: Heads, rotates: bool, means: Mapping[str, Tensor],
+                 seed: int) -> AttentionFold | None:
+    # Groups of queries share a key, which has one matrix.
+    partners = dict(zip(map(tuple, queries.tolist()), map(tuple, keys.tolist()), strict=True))
+    unique_keys, unique_queries = keys.unique(dim=0), queries.unique(dim=0)
+    if len(partners) != len(keys):  # a query that meets several keys
+        return None
+    key_sites = _head_sites(trace, plan, unique_keys, ('key', 'scale'))
+    query_sites = _head_sites(trace, plan, unique_queries, ('query', 'scale'))
+    if key_sites is None:
+        return None
+    rotates = rotates and query_sites is not None
+    matrix = _matrix(keys, rotates, seed)
+    is_read = trace.scores_read & set(unique_keys.flatten().tolist())
+    fold, constants = AttentionFold(key_sites[0].layer), [_constant(site, {} if is_read else means)
+                                                          for site in key_sites]
+    fold.changes = [_change(site, matrix, constant) for site, constant in zip(key_sites, constants, strict=True)]
+    fold.changes += [_change(site, matrix, torch.zeros(site.rows[1] - site.rows[0]).double())
+                     for site in (query_sites if rotates else ())]
+    return fold if rotates or torch.cat(constants).any() else None
+
+
+def _change(site: Site, matrix: Tensor, constant: Tensor) -> tuple[Site, Tensor, Tensor]:
+    """`x' = M (x - c)` for each head of a layer."""
+    whole = torch.block_diag(*[matrix] * (len(constant) // len(matrix)))
+    return site, whole, -whole @ constant
+
+
+def _matrix(heads: Heads, rotates: bool, seed: int) -> Tensor:
+    width = heads.shape[1]
+    return head_rotation(width, seed) if rotates else torch.eye(width, dtype=torch.float64)
+
+
+def _head_sites(trace: Trace, plan: FoldPlan, heads: Heads, allowed: Iterable[str]) -> list[Site] | None:
+    """The rows of layers that compute these heads; None if these are no rows of layers, or used otherwise."""
+    numbers = heads.flatten().tolist()
+    if len(set(numbers)) != len(numbers) or trace.obstacle_of(numbers, tuple(allowed)) or (
+            any(number in trace.before for number in numbers)):
+        return None
+    sites: list[Site] = []
+    for head in sorted(heads.tolist()):
+        layers = [layer for layer in trace.layers.values() if head[0] in layer.outputs]
+        if len(layers) != 1 or head != list(range(head[0], head[0] + len(head))) or head[-1] not in layers[0].outputs:
+            return None
+        layer, first = layers[0], head[0] - layers[0].outputs.start
+        if _layer_is_held(layer, plan):
+            return None
+        whole, rows = site_of(layer, True), (layer.rows[0] + first, layer.rows[0] + first + len(head))
+        bias = layer.bias[first:first + len(head)]
+        if sites and (sites[-1].layer, sites[-1].rows[1]) == (whole.layer, rows[0]):  # heads side by side
+            rows, bias = (sites[-1].rows[0], rows[1]), sites.pop().bias + bias
+        sites.append(Site(whole.layer, True, whole.weight, rows, None, bias))
+    return sites
+
+
+def _layer_is_held(layer: Layer, plan: FoldPlan) -> bool:
+    """Whether a layer cannot be changed."""
+    module = plan.modules[layer.owner]
+    if layer.obstacle or getattr(module, 'groups', 1) > 1:
+        return True
+    is_torchs = isinstance(module, nn.MultiheadAttention)
+    return bool(held_elsewhere(layer.owner, plan) if is_torchs else layer_obstacle(layer.owner, plan))
+
+
+def _constant(site: Site, means: Mapping[str, Tensor]) -> Tensor:
+    mean = means.get(f'{site.layer}.{site.weight}' if site.layer else site.weight)
+    return torch.zeros(site.rows[1] - site.rows[0]).double() if mean is None else mean[slice(*site.rows)]
+
+
+class OutputMeans(TorchFunctionMode):
+    """Measures the mean of each output of linear layers, over tokens and images, in the runs within it."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._sums: dict[str, tuple[Tensor, int]] = {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is F.linear:
+            self._add(*[*args, *(kwargs[key] for key in ('input', 'weight', 'bias') if key in kwargs)])
+        elif func is F.multi_head_attention_forward and args[5] is not None:
+            weights, biases = args[5].chunk(3), (None, ) * 3 if args[6] is None else args[6].chunk(3)
+            means = [self._mean(*part) for part in zip(args[:3], weights, biases, strict=True)]
+            self._keep(args[5], torch.cat([mean for mean, _ in means]), means[0][1])
+        return func(*args, **kwargs)
+
+    def _add(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+        if id(weight) in self._names:
+            self._keep(weight, *self._mean(x, weight, bias))
+
+    @staticmethod
+    def _mean(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
+        tokens = x.detach().reshape(-1, x.shape[-1])
+        mean = weight.detach().double() @ tokens.double().mean(0)
+        return (mean if bias is None else mean + bias.detach().double()).cpu(), len(tokens)
+
+    def _keep(self, weight: Tensor, mean: Tensor, number: int) -> None:
+        total, seen = self._sums.get(self._names.get(id(weight), ''), (0., 0))
+        self._sums[self._names.get(id(weight), '')] = total + mean * number, seen + number
+
+    def means(self) -> dict[str, Tensor]:
+        """By full name of a weight, the mean outputs of its layer, float64."""
+        return {name: total / seen for name, (total, seen) in self._sums.items() if name}

@@ -1,0 +1,160 @@
+"""Residual streams, from what a run has shown: what writes and reads each, and why its basis cannot change."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from .check import held_elsewhere, is_layer, layer_obstacle
+from .folds import Reader, Stream, Writer
+from .norms import statistic_of
+from .obstacles import Obstacle
+from .plan import FoldPlan
+from .tags import NOTHING, Source
+from .targets import site_of
+from .trace import Layer, Trace
+
+# What a stream may go through: linear functions that are the same for all channels.
+_LINEAR = ('sum', 'scale', 'maybe padded', 'padded convolution', 'mixed', 'norm', 'other norm')
+
+
+def find_streams(trace: Trace, plan: FoldPlan) -> list[Stream]:
+    """The residual streams of a model whose norms have folds, in the order in which their norms ran."""
+    groups = _Groups(trace)
+    names = dict.fromkeys(groups.root_of(number) for name in plan.chains for number in trace.reads.get(name, ())
+                          if number >= 0)
+    return [stream for root in names if (stream := _stream(groups.members[root], trace, plan)) is not None]
+
+
+class _Groups:
+    """Sources that were added to each other, or are read by one layer or norm."""
+
+    def __init__(self, trace: Trace):
+        self._trace, self._parents = trace, list(range(len(trace.sources.all)))
+        for a, b in trace.joined:
+            self._parents[self._find(a)] = self._find(b)
+        self.members: dict[int, list[Source]] = {}
+        for index, source in enumerate(trace.sources.all):
+            self.members.setdefault(self._find(index), []).append(source)
+
+    def _find(self, index: int) -> int:
+        while self._parents[index] != index:
+            index = self._parents[index]
+        return index
+
+    def root_of(self, number: int) -> int:
+        """The group of a number."""
+        return self._find(int(self._trace.sources.index[self._trace.sources.written[number]]))
+
+
+def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | None:
+    """The stream of these sources, or None for the output of one layer that is added to nothing."""
+    width = len(sources[0].numbers)
+    pure = [trace.sources.of[kind, source.name] for source in sources
+            for written, kind in (('written norm', 'norm'), ('token', 'parameter')) if source.kind == written]
+    numbers = {number for source in (*sources, *pure) for number in source.numbers}
+    stream = Stream(width)
+    for source in sources:
+        obstacle = _add_writer(stream, source, trace, plan)
+        stream.obstacle = stream.obstacle or obstacle
+    for name, read in trace.reads.items():
+        if not numbers.isdisjoint(trace.sources.written[[number for number in read if number >= 0]].tolist()):
+            stream.readers.append(Reader(name, True, _channels(trace, read)))
+    for layer in trace.layers.values():
+        read = [number for number in layer.inputs if number >= 0]
+        if not numbers.isdisjoint(read):
+            stream.readers.append(Reader(layer.owner, False, _channels(trace, layer.inputs), site_of(layer, False)))
+            stream.obstacle = stream.obstacle or _layer_reader_obstacle(layer, plan)
+    if len(sources) < 2 or not stream.norms:
+        return None
+    for source in (*sources, *pure):
+        if use := trace.obstacle_of(source.numbers, _LINEAR):
+            stream.obstacle = stream.obstacle or Obstacle('stream used', source.name, cause=use.obstacle)
+        if len(source.numbers) != width:
+            stream.obstacle = stream.obstacle or Obstacle('parts', source.name)
+    for reader in stream.readers:
+        if not _is_whole(reader.channels, width):
+            stream.obstacle = stream.obstacle or Obstacle('parts', reader.name or 'a layer')
+    return stream
+
+
+def _channels(trace: Trace, read: Iterable[int]) -> tuple[int, ...]:
+    return tuple(int(trace.sources.channel[number]) if number >= 0 else number for number in read)
+
+
+def _is_whole(channels: tuple[int, ...], width: int) -> bool:
+    """Whether a reader reads all channels of one or several tokens."""
+    return len(channels) % width == 0 and NOTHING not in channels and (
+        sorted(channels) == sorted([*range(width)] * (len(channels) // width)))
+
+
+def _add_writer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan) -> Obstacle | None:
+    """Adds what writes a source to a stream. Returns why it cannot be changed, or None."""
+    if source.kind == 'scaled':
+        indices = trace.scaled.get(source.name, set())
+        layers = [trace.sources.all[index] for index in indices]
+        if len(layers) != 1 or layers[0].kind != 'layer' or (
+                other := trace.obstacle_of(layers[0].numbers, ('layer scale', 'scale'))):
+            return Obstacle('layer scales', source.name) if len(layers) > 1 else Obstacle(
+                'writer', source.name, cause=Obstacle('shared', 'another use'))
+        if other := trace.obstacle_of(trace.sources.of['parameter', source.name].numbers, ('layer scale', )):
+            return Obstacle('writer', source.name, cause=other.obstacle)
+        tensor = plan.tensor(source.name)
+        if not tensor.all():
+            return Obstacle('zero scale', source.name)
+        return _add_layer(stream, layers[0], trace, plan, source.name)
+    if source.kind == 'layer':
+        return _add_layer(stream, source, trace, plan)
+    if source.kind == 'written norm':
+        return _add_norm(stream, source.name, plan)
+    stream.writers.append(Writer('token', source.name, axis=source.axis))
+    owner, _, _ = source.name.rpartition('.')
+    module = plan.modules[owner]
+    if isinstance(module, nn.Embedding) and (type(module) is not nn.Embedding or module.max_norm is not None or (
+            parametrize.is_parametrized(module))):
+        return Obstacle('writer', owner, cause=Obstacle('no layer', type(module).__name__))
+    if held := plan.owners.tensor_others(source.name):
+        return Obstacle('writer', source.name, cause=Obstacle('shared', held))
+    return None
+
+
+def _add_layer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan, scale: str = '') -> Obstacle | None:
+    layers = [layer for layer in trace.layers.values() if not set(layer.outputs).isdisjoint(source.numbers)]
+    for layer in layers:
+        stream.writers.append(Writer('layer', layer.owner, site_of(layer, True), scale))
+    if len(layers) != 1 or len(layers[0].outputs) != len(source.numbers):
+        return Obstacle('parts', source.name)
+    return _layer_obstacle(layers[0], plan, 'writer')
+
+
+def _layer_obstacle(layer: Layer, plan: FoldPlan, kind: str) -> Obstacle | None:
+    """Why a layer cannot write or read another basis, or None."""
+    if layer.obstacle:
+        return Obstacle(kind, layer.owner, cause=layer.obstacle)
+    module = plan.modules[layer.owner]
+    if getattr(module, 'groups', 1) > 1:
+        return Obstacle('groups', layer.owner)
+    if isinstance(module, nn.MultiheadAttention):
+        held = held_elsewhere(layer.owner, plan)
+        return held and Obstacle(kind, layer.owner, cause=held)
+    return layer_obstacle(layer.owner, plan)
+
+
+def _layer_reader_obstacle(layer: Layer, plan: FoldPlan) -> Obstacle | None:
+    if not layer.owner or not (is_layer(plan.modules[layer.owner]) or isinstance(plan.modules[layer.owner],
+                                                                                nn.MultiheadAttention)):
+        return Obstacle('reader', layer.owner or 'a layer', cause=Obstacle('computed weight'))
+    return _layer_obstacle(layer, plan, 'reader')
+
+
+def _add_norm(stream: Stream, name: str, plan: FoldPlan) -> Obstacle | None:
+    fold, norm = plan.folds[name], plan.norms[name]
+    if statistic_of(norm):
+        stream.writers.append(Writer('norm', name))
+        return plan.obstacles[name] and Obstacle('writer', name, cause=plan.obstacles[name])
+    if fold.obstacle or len(fold.sites) != 1 or not fold.sites[0].after or (
+            fold.sites[0].channels != tuple(range(stream.width))):
+        return Obstacle('writer', name, cause=fold.obstacle or Obstacle('class', type(norm).__name__, 'is folded'))
+    stream.writers.append(Writer('layer', fold.sites[0].layer, fold.sites[0]))
+    return layer_obstacle(fold.sites[0].layer, plan)

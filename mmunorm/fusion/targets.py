@@ -1,0 +1,117 @@
+"""Which layers each norm is folded into, from what a run has shown."""
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .folds import Fold, Site, Use
+from .norms import statistic_of
+from .obstacles import Obstacle
+from .plan import FoldPlan
+from .trace import Layer, Trace
+
+# What zeros do to a LayerNorm or RMSNorm that is folded: its layers tell them from tokens, see `basis`.
+_ZEROS = ('mixed', 'padded convolution', 'maybe padded')
+
+
+def fold_of(name: str, trace: Trace, plan: FoldPlan) -> Fold:
+    """The layers that a norm is folded into, or why it is kept."""
+    fold = Fold(name, type(plan.norms[name]).__name__, obstacle=plan.obstacles[name])
+    if fold.obstacle:
+        return fold
+    parameters = [number for vector in ('weight', 'bias')
+                  for number in _numbers(trace, 'parameter', f'{name}.{vector}')]
+    if name not in trace.ran:
+        fold.obstacle = Obstacle('did not run')
+    elif use := trace.obstacle_of(parameters):
+        fold.obstacle = Obstacle('affine used', cause=use.obstacle)
+    elif other := _alternative(name, trace, plan):
+        fold.obstacle = Obstacle('alternative', other)
+    else:
+        _place(fold, trace, plan)
+    return fold
+
+
+def _numbers(trace: Trace, kind: str, name: str) -> Iterable[int]:
+    source = trace.sources.of.get((kind, name))
+    return () if source is None else source.numbers
+
+
+def _alternative(name: str, trace: Trace, plan: FoldPlan) -> str:
+    """A norm that did not run in a module that has norms alone, such as one for each of two adapters; or ''."""
+    parent, _, _ = name.rpartition('.')
+    parts = [f'{parent}.{child}'.lstrip('.') for child, _ in plan.modules[parent].named_children()]
+    if not all(part in plan.norms for part in parts):
+        return ''
+    return next((part for part in parts if part not in trace.ran and part in plan.affines), '')
+
+
+def layers_reading(trace: Trace, numbers: Iterable[int]) -> list[Layer]:
+    """The layers whose input has one of these channels."""
+    numbers = set(numbers)
+    return [layer for layer in trace.layers.values() if not numbers.isdisjoint(layer.inputs)]
+
+
+def layer_use(layers: Sequence[Layer], trace: Trace, plan: FoldPlan) -> tuple[Layer, Obstacle] | None:
+    """The first of these layers into which nothing can be folded, and why."""
+    for layer in layers:
+        use = None if layer.owner in plan.copyable else trace.obstacle_of(layer.weights)
+        if obstacle := layer.obstacle or use and Obstacle('weight used', cause=use.obstacle):
+            return layer, obstacle
+    return None
+
+
+def site_of(layer: Layer, after: bool, channels: Iterable[int] | None = None) -> Site:
+    """A layer as a place to fold into."""
+    return Site(layer.owner, after, layer.weight.rpartition('.')[2], layer.rows,
+                None if channels is None else tuple(channels), layer.bias)
+
+
+def _place(fold: Fold, trace: Trace, plan: FoldPlan) -> None:
+    """Into the layers that consume a norm, or else into those before it."""
+    channels, is_online = trace.sources.of['norm', fold.norm].numbers, bool(statistic_of(plan.norms[fold.norm]))
+    joint = None if is_online else plan.joint_of.get(fold.norm)
+    readers = layers_reading(trace, channels)
+    uses = [use for number in channels for use in trace.uses.get(number, ())]
+    allowed = [use for use in uses if joint is not None and joint.allows(fold.norm, use)]
+    padding = {name for number in channels for name in trace.padded.get(number, ())}
+    can_fill = padding and None not in padding
+    # Tokens of zeros stay what they are if a LayerNorm marks the others.
+    is_marked = is_online and not any(use.code == 'joined' for use in uses)
+    obstacles = [use for use in uses if use not in allowed and not (
+        use.code in _ZEROS and (can_fill or is_marked)) and use.code != 'joined']
+    use = next(iter(sorted(obstacles, key=lambda use: use.is_padding)), None)
+    problem = None if use else layer_use(readers, trace, plan)
+    if use is None and problem is None and (readers or allowed):
+        fold.joint, fold.is_padded = joint, is_online and bool(padding or any(use.code in _ZEROS for use in uses))
+        fold.pads = [] if is_online else [(name, plan.fills[name]) for name in sorted(padding)]
+        fold.sites = [site_of(layer, False, (number - channels.start if number in channels else -1
+                                             for number in layer.inputs)) for layer in readers]
+        fold.norms_after = list(dict.fromkeys(use.norm for use in allowed if use.norm))
+        fold.copied = [layer.owner for layer in readers if layer.owner in plan.copyable
+                       and plan.owners.others(layer.owner, plan.modules[layer.owner])]
+        return
+    if problem:
+        fold.obstacle = Obstacle('neighbor', problem[0].owner, cause=problem[1])
+    else:
+        fold.obstacle = Obstacle('used', cause=(use or Use('nothing')).obstacle)
+    if joint is None and not is_online:
+        _place_before(fold, len(channels), trace, plan)
+
+
+def _place_before(fold: Fold, size: int, trace: Trace, plan: FoldPlan) -> None:
+    channels = {number: channel for number, (norm, channel) in trace.before.items() if norm == fold.norm}
+    layers = [layer for layer in trace.layers.values() if not channels.keys().isdisjoint(layer.outputs)]
+    names = ', '.join(layer.owner for layer in layers)
+    if fold.norm in trace.not_from_layers:
+        fold.before = Obstacle('input no layer')
+    elif set(channels.values()) != set(range(size)):
+        fold.before = Obstacle('layer shared by norms')
+    elif use := trace.obstacle_of(channels, ('layouts', )):
+        fold.before = Obstacle('before used', names, cause=use.obstacle)
+    elif readers := layers_reading(trace, channels):
+        fold.before = Obstacle('before used', names, cause=Obstacle('layer', readers[0].owner))
+    elif problem := layer_use(layers, trace, plan):
+        fold.before = Obstacle('before', problem[0].owner, cause=problem[1])
+    else:
+        fold.obstacle = None
+        fold.sites = [site_of(layer, True, [channels.get(number, -1) for number in layer.outputs]) for layer in layers]
