@@ -25,11 +25,12 @@ from ..fusion.examples import with_plain_weights
 from ..fusion.joint import join
 from ..fusion.padding import Fill
 from ..fusion.partial_calls import WHOLE, calls_of, refuse_hidden_states, refuses_hidden_states, scopes_of, set_scopes
-from ..fusion.plan import FoldPlan, uncompiled, unwrapped
+from ..fusion.plan import FoldPlan
 from ..fusion.reduced import Folded, StreamBasis, TokenScale, refuse_save_pretrained, set_streams, streams_of
 from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
 from ..fusion.rewrite import add_to_state, reduce_norm, replace_by_identity, replace_module
+from ..modules import uncompiled, unwrapped
 from ..norms import replace_norms
 from ..registry import MODELS, is_missing
 from ..utils import PreflightError, check_module, whole_file, written_file

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 from tqdm import tqdm
 
-from ..fusion.examples import tensors_in
+from ..modules import eval_mode, is_any, tensors_in
 from ..norms import OfflineNorm
 from ..norms.base import check_count
 from ..norms.layers import is_channels_first
-from ..norms.replace import is_any, layer_norms
-from ..utils import check_module, error_text, eval_mode, plural, whole_file
+from ..norms.replace import layer_norms
+from ..utils import check_module, error_text, plural, whole_file
 from .agreement import Agreement, agreement, teacher_norms
 from .calls import hooked, record_calls
 from .images import batch_of, batches_of, evenly_spaced, floating, image_warnings, single_images

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..fusion.examples import tensors_in
+from ..modules import eval_mode, tensors_in
 from ..norms.layers import is_channels_first
 from ..norms.replace import layer_norms
-from ..utils import eval_mode
 from .calls import record_calls
 from .images import batches_of, single_images
 from .report import ConversionError

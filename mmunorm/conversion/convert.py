@@ -10,22 +10,13 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..fusion.affine import affine_of
+from ..modules import disable_fast_path, eval_mode, set_submodules
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
 from ..norms.layers import channel_axis, has_affine, input_of, is_channels_first, is_norm
-from ..norms.replace import (
-    build_like,
-    check_replaceable,
-    disable_fast_path,
-    eps_of,
-    is_rms,
-    layer_norms,
-    no_layer_norms,
-    set_submodules,
-    with_fused_parts,
-)
+from ..norms.replace import build_like, check_replaceable, eps_of, is_rms, layer_norms, no_layer_norms, with_fused_parts
 from ..registry import MODELS
-from ..utils import check_module, error_text, eval_mode
+from ..utils import check_module, error_text
 from .calls import ExternalReaders, hooked
 from .images import all_batches, image_warnings
 from .report import ConversionError, ConversionReport, ConvertedNorm

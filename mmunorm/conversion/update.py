@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..fusion.plan import unwrapped
+from ..modules import eval_mode, unwrapped
 from ..norms import OfflineNorm
 from ..norms.layers import channel_axis, input_of
 from ..registry import print_log
-from ..utils import check_module, eval_mode
+from ..utils import check_module
 from .calls import hooked
 from .convert import ConversionError, run_checked, runs_on
 from .images import all_batches, image_warnings

@@ -25,10 +25,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..compat import is_compiling
+from ..modules import map_tensors, tensors_in
 from ..norms.layers import channel_axis, input_of
 from .affine import has_act, statistic_of
 from .dye import MIXED, NOTHING, Dyes, Twins
-from .examples import Run, map_tensors, tensors_in
+from .examples import Run
 from .joint import Consumer, JointFold
 from .partial_calls import running_methods
 from .plan import FoldPlan, call_obstacle

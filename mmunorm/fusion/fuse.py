@@ -6,6 +6,7 @@ from contextlib import nullcontext, suppress
 import torch
 from torch import nn
 
+from ..modules import uncompiled, unwrapped
 from ..norms.base import check_choice
 from ..utils import check_module, plural
 from .affine import statistic_of
@@ -15,7 +16,7 @@ from .check import check
 from .examples import Run, copy_of, runs_of
 from .find import find
 from .partial_calls import refuse_hidden_states
-from .plan import FoldPlan, uncompiled, unwrapped
+from .plan import FoldPlan
 from .report import SCALE, Fold, FusionReport, NotFoldedError, by_reason
 from .residual import ResidualStream, find_streams
 from .rules import check_names

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..norms.replace import disable_fast_path
+from ..modules import disable_fast_path
 from .affine import has_act
 from .joint import join
 from .padding import Fill, zero_token

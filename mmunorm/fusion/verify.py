@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..modules import tensors_in
 from .apply import apply
 from .basis import BasisChange
-from .examples import Run, copy_of, tensors_in
+from .examples import Run, copy_of
 from .joint import JointFold
 from .partial_calls import hugging_face_models
 from .plan import FoldPlan
