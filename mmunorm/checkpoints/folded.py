@@ -1,9 +1,8 @@
 """Saves and loads checkpoints of folded models.
 
-A folded checkpoint is an ordinary checkpoint with a note of the tensors that folding added. It may contain an mmengine
-config of the model type `FoldedModel`, from which its model is built. The config is stored twice: as plain data in
-`meta['mmunorm']['config']`, read by :func:`load_folded`, and as text in `meta['cfg']`, which OpenMMLab's inferencers
-execute. Without a config, :func:`load_folded` needs the model as it was before folding.
+A folded checkpoint is an ordinary checkpoint with a note of the tensors that folding added. :func:`load_folded` loads
+it into the model as it was before folding. `meta['cfg']` may have a config of the model type `FoldedModel` as text,
+which OpenMMLab's inferencers execute.
 """
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import copy
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from io import BytesIO
 from pathlib import Path
 from pickle import UnpicklingError
@@ -31,13 +29,11 @@ from ..fusion.replaced import note_norms, noted_norms
 from ..fusion.report import FusionReport
 from ..fusion.rewrite import add_to_state, reduce_norm, replace_by_identity, replace_module
 from ..modules import uncompiled, unwrapped
-from ..norms import replace_norms
 from ..registry import MODELS, is_missing
 from ..utils import PreflightError, check_module, whole_file, written_file
 from .layouts import computed_tables
 
 FOLDED_TYPE = 'FoldedModel'
-TIMM_TYPE = 'TimmModel'
 _MARK, _PADDING = '.folded', '.pad_value'  # buffers of folded norms, and of modules that pad with a token
 # Attributes of modules that change what is computed, and that no tensor shows.
 _SETTINGS = ('num_heads', 'stride', 'padding', 'dilation', 'groups', 'eps', 'global_pool', 'approximate')
@@ -122,15 +118,14 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         model (nn.Module): a model folded by `fuse_norms`. Names of wrappers, such as those of `torch.compile`,
             `DataParallel` and `AveragedModel`, are left out.
         path: path of the file, which is written atomically; symbolic links are kept.
-        cfg (mmengine.Config, optional): the config of the model, folded or not, so that `load_folded(path)` needs no
-            model. For a timm model, `cfg.model` is of type `TimmModel` with the `name` of the architecture and its
-            arguments. Defaults to None: `load_folded` needs the model.
+        cfg (mmengine.Config, optional): the config of the model, folded or not, for OpenMMLab's inferencers. Defaults
+            to None.
         report (FusionReport, optional): the result of `fuse_norms`, stored as a note.
         meta (dict, optional): the `meta` of the original checkpoint, such as its `dataset_meta`.
 
     Raises:
         TypeError: `model` is no module, or `path` is no path.
-        ValueError: no norm of `model` is folded, or `cfg` has a value that is not plain data.
+        ValueError: no norm of `model` is folded.
         PreflightError: `path` is there and is no regular file, such as a folder or a device.
     """
     check_module(model)
@@ -151,13 +146,11 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
                     kept={fold.norm: fold.where for fold in report.kept})
     meta = {**(meta or {}), 'mmunorm': note}
     if cfg is not None:
-        from .plain import read_config_text
         cfg = copy.deepcopy(cfg)
         cfg.model = folded_config(cfg.model, structure)
         if cfg.get('data_preprocessor') is not None:  # mmpretrain keeps it outside of the model
             cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
         meta['cfg'] = cfg.pretty_text
-        note['config'] = read_config_text(meta['cfg'])
     path.parent.mkdir(parents=True, exist_ok=True)
     content = BytesIO()  # so that a full disk raises an OSError
     torch.save(dict(meta=meta, state_dict=state_dict), content)
@@ -165,30 +158,21 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         part.write_bytes(content.getbuffer())
 
 
-def load_folded(path: str | os.PathLike, model: nn.Module | None = None) -> nn.Module:
+def load_folded(path: str | os.PathLike, model: nn.Module) -> nn.Module:
     """Loads the model of a folded checkpoint, in eval mode.
 
-    No code in the file is executed, unless this is called inside `restricted(trusted=True)` of
-    `mmunorm.checkpoints.unpickling`.
+    No code in the file is executed.
 
     Args:
         path: path of a file written by :func:`save_folded`.
-        model (nn.Module, optional): a model of the same architecture, not folded, with any norms, such as timm's
-            LayerNorms. It is changed in place, unless the file does not fit. Defaults to None: the model is built from
-            the config in the file, with registered types only.
+        model (nn.Module): a model of the same architecture, not folded, with any norms, such as timm's LayerNorms. It
+            is changed in place, unless the file does not fit.
 
     Raises:
         TypeError: `path` is no path, or `model` is no module.
-        ValueError: the file is no folded checkpoint, or one of another architecture; or it needs a model.
+        ValueError: the file is no folded checkpoint, or one of another architecture.
     """
     path = _path(path, 'load_folded(path, model)')
-    if model is None:
-        model, checkpoint = _build(path)
-        try:
-            _load(model, checkpoint)
-        except RuntimeError as error:
-            raise ValueError(f'{path}: its config and its weights differ: {error}') from error
-        return model.eval()
     check_module(model)
     try:
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
@@ -255,44 +239,6 @@ def _check_folded(checkpoint, path: str | os.PathLike) -> None:
         raise ValueError(f'{path}: not a folded checkpoint; mmunorm.save_folded writes one')
 
 
-def _build(path: Path) -> tuple[nn.Module, dict]:
-    """The model of the config in a folded checkpoint, and the checkpoint."""
-    if is_missing('mmengine'):
-        raise ValueError(f'{path}: without mmengine, load_folded needs the model: load_folded(path, model)')
-    from mmengine.config import Config
-    from mmengine.registry import init_default_scope
-
-    from .plain import registered_types_only
-    from .unpickling import is_trusted, restricted
-    with restricted():
-        checkpoint = torch.load(path, map_location='cpu')
-        _check_folded(checkpoint, path)
-        meta = checkpoint['meta']
-        if 'cfg' not in meta:
-            raise ValueError(f'{path}: has no config that builds its model; call load_folded(path, model)')
-        cfg = Config.fromstring(meta['cfg'], '.py') if is_trusted() else _plain_config(meta, path)
-        with nullcontext() if is_trusted() else registered_types_only():
-            init_default_scope(cfg.get('default_scope', 'mmengine'))
-            return MODELS.build(cfg.model), checkpoint
-
-
-def _plain_config(meta: dict, path: Path):
-    """The config in a folded checkpoint. Older files have only the text."""
-    from mmengine.config import Config
-
-    from .plain import is_known_scope, read_config_text
-    try:
-        cfg = Config(meta['mmunorm'].get('config') or read_config_text(meta['cfg']))
-    except ValueError as error:
-        raise PreflightError(f'the config in the checkpoint {path} is code, which is not run: {error}. If you '
-                             'trust its author, add --trust-checkpoint, or load it inside '
-                             '`mmunorm.checkpoints.unpickling.restricted(trusted=True)`.') from None
-    scope = cfg.get('default_scope', 'mmengine')
-    if not is_known_scope(scope):
-        raise ValueError(f'{path}: default_scope={scope!r} is not an OpenMMLab package; import a custom one first')
-    return cfg
-
-
 def folded_config(model_cfg: dict, structure: Mapping) -> dict:
     """The model config that builds `model_cfg` folded; `structure` is :func:`folding_of`'s. `model_cfg` is unchanged.
 
@@ -304,8 +250,6 @@ def folded_config(model_cfg: dict, structure: Mapping) -> dict:
         for name, part in cfg.items():
             if isinstance(part, dict) and (name == 'backbone' or 'init_cfg' in part):
                 part.init_cfg = None
-        if cfg.type == TIMM_TYPE:
-            cfg.pop('pretrained', None)
         # ReplacedNorms has an `of` itself.
         cfg.update(of=dict(type=cfg.type, of=cfg.of) if 'of' in cfg else cfg.type, type=FOLDED_TYPE)
     cfg.update(structure)
@@ -313,16 +257,6 @@ def folded_config(model_cfg: dict, structure: Mapping) -> dict:
 
 
 if not is_missing('mmengine'):
-
-    @MODELS.register_module(name=TIMM_TYPE)
-    def timm_model(name: str, norm_cfg: dict | None = None, **kwargs) -> nn.Module:
-        """Builds `timm.create_model(name, **kwargs)`, so that a folded checkpoint can describe it.
-
-        `norm_cfg` (dict, optional) is the config of the norms that `replace_norms` replaces its norms by.
-        """
-        import timm
-        model = timm.create_model(name, **kwargs)
-        return model if norm_cfg is None else replace_norms(model, norm_cfg)
 
     @MODELS.register_module(name=FOLDED_TYPE)
     def folded_model(of: str | dict, folded: Sequence[str], made: Mapping[str, int],

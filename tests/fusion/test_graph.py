@@ -5,16 +5,16 @@ from collections import UserDict
 from contextlib import suppress
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from mmengine.config import Config
 from timm.layers import BatchNormAct2d
 from torch import nn
 
 from mmunorm import UN, fuse_norms, replace_norms
-from mmunorm.checkpoints.folded import folded_config, load_folded, save_folded
+from mmunorm.checkpoints.folded import load_folded, save_folded
 from mmunorm.fusion import FoldedNorm, NotFoldedError
 from projects.low_light.low_light.iat import LightNorm2d
 
@@ -288,8 +288,8 @@ TIMM = {
 }
 
 
-def timm_config(name, **kwargs):
-    return Config(dict(model=dict(type='TimmModel', name=name, norm_cfg=dict(type='UN'), num_classes=5, **kwargs)))
+def timm_model(name, **kwargs):
+    return replace_norms(timm.create_model(name, num_classes=5, **kwargs), dict(type='UN'))
 
 
 def fold_by_graph(model, x=IMAGES):
@@ -300,36 +300,33 @@ def fold_by_graph(model, x=IMAGES):
 def test_timm(name, tmp_path):
     """Folds and comes back from its checkpoint with nothing but that."""
     kwargs, count, kept = TIMM[name]
-    cfg = timm_config(name, **kwargs)
-    model = models.build(cfg.model)
+    model = timm_model(name, **kwargs)
     report = fold_by_graph(model)
     assert len(report.folded) + len(report.kept) == count and len(report.kept) >= len(kept)
     assert all(fold.norm.endswith(kept) for fold in report.kept)
 
-    save_folded(model.float(), tmp_path / 'folded.pth', cfg, report)
-    loaded = load_folded(tmp_path / 'folded.pth')
+    save_folded(model.float(), tmp_path / 'folded.pth', report=report)
+    loaded = load_folded(tmp_path / 'folded.pth', timm_model(name, **kwargs))
     assert models.norms(loaded) == [fold.norm for fold in report.kept]
     models.assert_equal(*(models.outputs(net, IMAGES.float()) for net in (loaded, model)), 0)
 
 
 def test_a_loaded_model_can_be_saved_again_but_is_no_other_architecture(tmp_path):
-    cfg = timm_config('beit_base_patch16_224', **VIT)
-    model = models.randomize(models.build(cfg.model))
-    report = fuse_norms(model, example=IMAGES.float())
-    save_folded(model, tmp_path / 'first.pth', cfg, report)
-    loaded, second = load_folded(tmp_path / 'first.pth'), cfg.copy()
-    second.model = folded_config(cfg.model, dict(folded=['norm'], made={}))
-    save_folded(loaded, tmp_path / 'second.pth', second, fuse_norms(loaded))
-    again = load_folded(tmp_path / 'second.pth').state_dict()
-    assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
+    def make(**changes):
+        return timm_model('beit_base_patch16_224', **{**VIT, **changes})
 
-    cfg.model.depth = 1
-    save_folded(model, tmp_path / 'folded.pth', cfg, report)
+    model = models.randomize(make())
+    report = fuse_norms(model, example=IMAGES.float())
+    save_folded(model, tmp_path / 'first.pth', report=report)
+    loaded = load_folded(tmp_path / 'first.pth', make())
+    save_folded(loaded, tmp_path / 'second.pth', report=fuse_norms(loaded))
+    again = load_folded(tmp_path / 'second.pth', make()).state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
     with pytest.raises(ValueError, match='no norm blocks.1.norm1'):
-        load_folded(tmp_path / 'folded.pth')
+        load_folded(tmp_path / 'first.pth', make(depth=1))
     torch.save(model.state_dict(), tmp_path / 'plain.pth')
     with pytest.raises(ValueError, match='plain.pth: not a folded checkpoint'):
-        load_folded(tmp_path / 'plain.pth')
+        load_folded(tmp_path / 'plain.pth', make())
 
 
 def test_batch_norm_with_an_activation():

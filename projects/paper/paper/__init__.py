@@ -1,7 +1,9 @@
 """The paper's figures and comparisons: statistics of norms during training, CKA, stress, and runs of many norms.
 
-Importing it registers its hooks: NormStatisticsHook, InputStressHook and paper.DivergenceHook.
+Importing it registers its hooks, NormStatisticsHook, InputStressHook and paper.DivergenceHook, and the layout of SLAB's
+files.
 """
+from . import slab  # noqa: F401  registers it
 from .divergence import DivergenceHook
 from .norm_record import NormRecord, RecordError
 from .norm_statistics import NormStatisticsHook
