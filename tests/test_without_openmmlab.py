@@ -107,8 +107,7 @@ try:
 except KeyError as error:
     print(error.args[0])
 print(isinstance(mmunorm.replace_norms(torch.nn.LayerNorm(8), dict(type=mmunorm.UN)), mmunorm.UN))
-for code in ('from mmunorm.conversion import converted_model',
-             'mmunorm.engine.OfflineNormHook', 'from mmunorm.cli import training', 'mmunorm.nothing'):
+for code in ('mmunorm.engine.OfflineNormHook', 'from mmunorm.cli import training', 'mmunorm.nothing'):
     try:
         exec(code)
     except (AttributeError, ImportError) as error:
@@ -119,7 +118,7 @@ for code in ('from mmunorm.conversion import converted_model',
     assert trained == 'UN 3' and by_class == 'True'
     assert unknown.startswith("norm_cfg: there is no norm 'XN'") and ' mmunorm has Derf, DyT, MABN, ' in unknown
     assert done.stderr.startswith("torch's fast path is off for 1 nn.TransformerEncoderLayer")
-    whats = ('mmunorm.conversion.converted_model', 'mmunorm.engine', 'each tool of mmunorm')
+    whats = ('mmunorm.engine', 'each tool of mmunorm')
     for line, what in zip(missing, whats, strict=True):
         assert line.startswith(f'{what} needs mmengine, mmcv, mmdet, mmpretrain{INSTALL}')
     assert wrong == "module 'mmunorm' has no attribute 'nothing'"

@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
@@ -128,7 +129,7 @@ def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
             cfg.model[part] = {**cfg.model[part], 'type': REPLACED_TYPE, 'of': kind, 'norm_cfg': complete}
 
 
-@MODELS.register_module(name=[REPLACED_TYPE, 'ConvertedModel'])  # the second is an older name
+@MODELS.register_module(name=REPLACED_TYPE)
 def replaced_norms(of: str, norm_cfg: dict, converted: Sequence[str] | None = None, **cfg) -> nn.Module:
     """Builds a model of type `of` with the settings `cfg`, and replaces its LayerNorms by norms of `norm_cfg`.
 
@@ -227,6 +228,24 @@ def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:
         return [replace(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
     return type(backbone)({'norm_cfg': dict(norm_cfg), **replace(backbone)})
+
+
+def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
+    """The config of the model with LayerNorm, given the config of a converted one, which is unchanged.
+
+    `model_cfg` lists its converted norms, or has a backbone that accepts `norm_cfg`; else raises a PreflightError.
+    """
+    cfg = ConfigDict(copy.deepcopy(model_cfg))
+    if 'converted' in cfg:
+        cfg.type = cfg.pop('of')
+        del cfg['norm_cfg'], cfg['converted']
+    elif isinstance(cfg.get('backbone'), dict):
+        cfg.backbone = replace_norm_cfgs(cfg.backbone, norm_cfg)
+    else:
+        raise PreflightError('the model has no backbone with norms to replace by LayerNorm.')
+    if isinstance(cfg.get('backbone'), dict):
+        cfg.backbone.init_cfg = None
+    return cfg
 
 
 def renamed(stem: str, old: str, name: str) -> str:

@@ -21,7 +21,7 @@ from ..norms import Norm, OfflineNorm, convert_sync
 from ..norms.base import check_count
 from ..utils import PreflightError, write_text
 from .calibration import samples_of, training_batches
-from .distillation import adapt_backbone, backbone_of
+from .conversion import adapt_backbone, backbone_of
 from .repeatable import seed_everything
 from .runner import saves_after_this_step, unwrapped_model
 

@@ -60,7 +60,7 @@ def deploy(model: nn.Module, teacher: nn.Module, images: list[Tensor]) -> nn.Mod
     assert_type(conversion, ConversionReport)
     print(conversion, [norm.norm for norm in conversion.converted], __version__.split('.'))
 
-    adapted = adapt(model, teacher, images, steps=10, lr=1e-4, work_dir=Path('work_dirs/adapt'))
+    adapted = adapt(model, teacher, images, steps=10, lr=1e-4)
     assert_type(adapted, AdaptReport)
     report = fuse_norms(model, strict=True, example=torch.zeros(1, 3, 224, 224))
     assert_type(report, FusionReport)

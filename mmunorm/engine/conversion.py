@@ -1,27 +1,27 @@
-"""Configs and checkpoints of converted models."""
+"""Conversion of models of OpenMMLab: the adaptation of their backbones, and their configs and checkpoints."""
 from __future__ import annotations
 
 import copy
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from mmengine.config import Config, ConfigDict
-from mmengine.registry import MODELS
+import torch
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
 from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
-from mmpretrain.models import SwinTransformer
 from mmpretrain.models.classifiers import BaseClassifier
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from ..config.models import build_model
-from ..config.presets import REPLACED_TYPE, parse_preset, replace_norm_cfgs, replaced_norms, with_frozen_means
-from ..norms import OfflineNorm
-from ..norms.replace import layer_norms
+from ..config.presets import REPLACED_TYPE, parse_preset
+from ..conversion import AdaptReport, ConversionError, ConversionReport, adapt
+from ..conversion.convert import build_target
+from ..norms.layers import norm_layers
 from ..utils import PreflightError, whole_file, write_text
-from .convert import ConversionError, build_target
-from .report import ConversionReport
 
-converted_model = replaced_norms  # an older name, for one release
+RATE = 1e-3  # of the adaptation
 
 
 def parse_goal(text: str) -> tuple[str, dict]:
@@ -31,7 +31,8 @@ def parse_goal(text: str) -> tuple[str, dict]:
         PreflightError: the norm is unknown, or a LayerNorm cannot be converted to it.
     """
     name, norm_cfg = parse_preset(text)
-    norm_cfg = with_frozen_means(norm_cfg)
+    if norm_cfg.get('centered') is True:
+        norm_cfg['centered'] = 'frozen'
     try:
         build_target(norm_cfg, nn.LayerNorm(1), nn.Module())
     except KeyError:
@@ -57,11 +58,9 @@ def check_converted(folder: str | os.PathLike, name: str, checkpoint: str) -> No
 
 def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, norm_cfg: dict,
                      teacher: str) -> Config:
-    """The config of a converted model; `cfg` is unchanged.
+    """The config of a converted model: its type is `ReplacedNorms`, with a list of the converted norms.
 
-    If `norm_cfg` of the backbone can describe all norms, it is set there; mmpretrain's Swin, which does not pass it to
-    all of its norms, becomes `UNSwinTransformer`. Otherwise, for example if norms are kept, the model's type becomes
-    `ReplacedNorms`, with a list of the converted norms. It is trained by distillation from the LayerNorm model.
+    It is trained by distillation from the LayerNorm model. `cfg` is unchanged.
 
     Args:
         cfg (Config): config of the model with LayerNorm; `teacher` (str) is its checkpoint.
@@ -72,59 +71,14 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
     imports = new.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
     listed = [imports['imports']] if isinstance(imports['imports'], str) else imports['imports']
     new.custom_imports = {**imports, 'imports': list(dict.fromkeys([*listed, 'mmunorm']))}
-    if isinstance(new.model.get('backbone'), dict) or isinstance(model, BaseClassifier):
-        eps = next(iter(layer_norms(build_model(cfg)).values())).eps
-        layer_norm = dict(type='LN') if eps == 1e-5 else dict(type='LN', eps=eps)
-        new.custom_hooks = [*(new.get('custom_hooks') or []), dict(
-            type='DistillationHook', checkpoint=teacher, norm_cfg=layer_norm)]
     if isinstance(new.model.get('backbone'), dict):
         new.model.backbone.init_cfg = None  # the checkpoint has all weights
-        with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
-            if registry.get(new.model.backbone.type) is SwinTransformer:
-                new.model.backbone.type = 'UNSwinTransformer'
-        new.model.backbone = replace_norm_cfgs(new.model.backbone, norm_cfg)
-        if not report.kept and _is_same(new, model):
-            return new
+    if isinstance(new.model.get('backbone'), dict) or isinstance(model, BaseClassifier):
+        new.custom_hooks = [*(new.get('custom_hooks') or []), dict(type='DistillationHook', checkpoint=teacher)]
     converted = {model.get_submodule(norm.norm) for norm in report.converted}
     names = [name for name, module in model.named_modules(remove_duplicate=False) if module in converted]
-    new.model = ConfigDict({**copy.deepcopy(cfg.model), 'type': REPLACED_TYPE, 'of': cfg.model.type,
-                            'norm_cfg': dict(norm_cfg), 'converted': names})
-    if isinstance(new.model.get('backbone'), dict):
-        new.model.backbone.init_cfg = None
+    new.model.update(type=REPLACED_TYPE, of=new.model.type, norm_cfg=dict(norm_cfg), converted=names)
     return new
-
-
-def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
-    """The config of the model with LayerNorm, given the config of a converted one, which is unchanged.
-
-    `model_cfg` lists its converted norms, or has a backbone that accepts `norm_cfg`; else raises a PreflightError.
-    """
-    cfg = ConfigDict(copy.deepcopy(model_cfg))
-    if 'converted' in cfg:
-        cfg.type = cfg.pop('of')
-        del cfg['norm_cfg'], cfg['converted']
-    elif isinstance(cfg.get('backbone'), dict):
-        cfg.backbone = replace_norm_cfgs(cfg.backbone, norm_cfg)
-    else:
-        raise PreflightError('the model has no backbone with norms to replace by LayerNorm.')
-    if isinstance(cfg.get('backbone'), dict):
-        cfg.backbone.init_cfg = None
-    return cfg
-
-
-def _is_same(cfg: Config, model: nn.Module) -> bool:
-    """Whether a config builds a model with these norms and weights."""
-    try:
-        built = build_model(cfg)
-    except TypeError:  # the backbone has no norm_cfg
-        return False
-
-    def parts(model: nn.Module) -> dict:
-        norms = {name: (type(norm), norm.eps) for name, norm in model.named_modules()
-                 if isinstance(norm, (OfflineNorm, nn.LayerNorm))}
-        return {**norms, **{name: value.shape for name, value in model.state_dict().items()}}
-
-    return parts(built) == parts(model)
 
 
 def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, folder: str | os.PathLike, name: str,
@@ -153,3 +107,39 @@ def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, fold
     write_text(table, report.markdown())
     write_text(data, json.dumps(report.as_dict(), indent=2))
     return [checkpoint, config, table, data]
+
+
+def backbone_of(model: nn.Module) -> nn.Module | None:
+    """The part of an OpenMMLab model that is adapted: the backbone, or else the child with all norms, if not frozen.
+
+    The latter is the model of timm or transformers in a classifier of mmpretrain around it.
+    """
+    norms = {norm for _, norm in norm_layers(model)}
+    parts = [model.backbone] if hasattr(model, 'backbone') else [
+        child for child in model.children() if norms <= set(child.modules())]
+    return next((part for part in parts if any(weight.requires_grad for weight in part.parameters())), None)
+
+
+class _Inputs(Dataset):
+    """Preprocessed images `(3, H, W)`, the inputs of a backbone."""
+
+    def __init__(self, samples: Sequence[dict], preprocessor: nn.Module):
+        self.samples, self.preprocessor = samples, preprocessor
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @torch.no_grad()
+    def __getitem__(self, index: int) -> Tensor:
+        return self.preprocessor(pseudo_collate([self.samples[index]]), False)['inputs'][0]
+
+
+def adapt_backbone(model: nn.Module, teacher: nn.Module, samples: Sequence[dict], steps: int,
+                   batch_size: int) -> AdaptReport:
+    """Trains a converted backbone, in place, to reproduce its outputs with LayerNorm (:func:`mmunorm.adapt`).
+
+    A third of the steps is block by block. `model` must have a :func:`backbone_of`; `teacher` is the backbone with
+    LayerNorm, and `samples` are single images as of `FolderImages` or `samples_of`.
+    """
+    return adapt(backbone_of(model), teacher, _Inputs(samples, model.data_preprocessor), steps - steps // 3,
+                 block_steps=steps // 3, batch_size=batch_size, lr=RATE, block_lr=RATE, progress=True)
