@@ -163,7 +163,7 @@ def _check_means(model: nn.Module) -> None:
     Single norms may lack them, such as the output norms of a detector whose backbone comes from a classifier.
     """
     means = [module.running_mean for module in model.modules()
-             if isinstance(module, OfflineNorm) and module.centered == 'frozen' and not module.mixes_layer_norm]
+             if isinstance(module, OfflineNorm) and module.centered == 'frozen']
     if means and not any(mean.any() for mean in means):
         raise PreflightError(
             "centered='frozen' keeps the means of the weights that a run starts from, and of the model's "

@@ -143,10 +143,9 @@ def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
     if reference is not None:
         new.to(reference)
     for name in ('weight', 'bias'):
-        value = getattr(old, name, None)
-        for parameter in (getattr(new, name, None), getattr(new, f'ln_{name}', None)):  # the second: PRepBN's
-            if value is not None and parameter is not None:
-                parameter.copy_(value).requires_grad_(value.requires_grad)
+        value, parameter = getattr(old, name, None), getattr(new, name, None)
+        if value is not None and parameter is not None:
+            parameter.copy_(value).requires_grad_(value.requires_grad)
     trainable = [parameter.requires_grad for parameter in old.parameters()]
     if not requires_grad or trainable and not any(trainable):
         new.requires_grad_(False)  # `eta`, too

@@ -448,7 +448,6 @@ def refused(match, model, batches, norm_cfg=None, **kwargs):
     ('LayerNorm is no offline norm over tokens; take UN', chain, 'LN', ()),
     ('UN2d is no offline norm', chain, 'UN2d', ()),
     ('PN divides every token by its own', chain, 'PN', ()),
-    ('PRepBN blends LayerNorm in', chain, dict(type='PRepBN', steps=5), ()),
     ('its LayerNorm cannot be converted: norm did not run on these samples',
      lambda: Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), 'UN', ()),
     (r'over \(2, 6\); only .*; `keep` lets it stay', lambda: nn.Sequential(chain(), nn.LayerNorm((2, 6))), 'UN', ()),

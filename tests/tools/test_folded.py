@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmengine.runner import load_checkpoint
 
 from mmunorm import fuse_norms, replace_norms
-from mmunorm.checkpoints.folded import folded_config, folding_of, load_folded, save_folded
+from mmunorm.checkpoints.folded import load_folded, save_folded
 from mmunorm.config.models import build_model, match_folded
 
 from .. import tiny_runs
@@ -126,20 +126,3 @@ def test_an_unfolded_model_is_not_saved(folded, tmp_path):
     with pytest.raises(TypeError, match='^model: must be an nn.Module, got str'):
         save_folded('new.pth', build_model(cfg))
     assert not (tmp_path / 'new.pth').exists()
-
-
-def test_a_norm_that_folds_only_after_training(classifier):
-    """The structure comes from the checkpoint, not from what a new model could fold."""
-    cfg = Config.fromfile(classifier[0])
-    cfg.model.backbone.norm_cfg = dict(type='PRepBN', steps=3)
-    model = models.randomize(build_model(cfg))
-    for name in models.norms(model):
-        model.get_submodule(name).num_batches_tracked.fill_(3)
-    report = fuse_norms(model, strict=True)
-    save_folded(model, 'folded.pth', cfg, report)
-    x = torch.randn(2, 3, 32, 32)
-    checkpoint = torch.load('folded.pth', weights_only=True)
-    cfg.model = folded_config(cfg.model, folding_of(checkpoint))
-    loaded = build_model(cfg).eval()
-    load_checkpoint(loaded, 'folded.pth', strict=True)
-    torch.testing.assert_close(loaded(x), model(x))
