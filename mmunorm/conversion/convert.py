@@ -13,7 +13,16 @@ from ..modules import disable_fast_path, eval_mode, set_submodules
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
 from ..norms.layers import channel_axis, has_affine, input_of, is_channels_first, is_norm
-from ..norms.replace import build_like, check_replaceable, eps_of, is_rms, layer_norms, no_layer_norms, with_fused_parts
+from ..norms.replace import (
+    build_like,
+    check_replaceable,
+    eps_of,
+    is_rms,
+    layer_norms,
+    no_layer_norms,
+    refuse_save_pretrained,
+    with_fused_parts,
+)
 from ..registry import MODELS
 from ..utils import check_module, error_text
 from .calls import ExternalReaders, hooked
@@ -215,6 +224,7 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], targets
             for module, name, value in changes:
                 setattr(module, name, value)
             raise
+    refuse_save_pretrained(model)
     rows = []
     for norm, measured in stats.items():
         columns = {} if norm in obstacles else dict(

@@ -65,7 +65,21 @@ def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None 
         return new[model]
     disable_fast_path(model, list(old))
     set_submodules(model, {name: new[norm] for name, norm in old.items()})
+    refuse_save_pretrained(model)
     return model
+
+
+def refuse_save_pretrained(model: nn.Module) -> None:
+    """Makes `save_pretrained` of what holds norms of mmunorm, such as a model of transformers, an error."""
+    for module in model.modules():
+        if hasattr(type(module), 'save_pretrained') and any(isinstance(part, Norm) for part in module.modules()):
+            module.save_pretrained = _refused_save_pretrained
+
+
+def _refused_save_pretrained(*args, **kwargs):
+    raise RuntimeError('save_pretrained: the model has norms of mmunorm, and from_pretrained would build LayerNorms '
+                       'with its weights. Use torch.save(model.state_dict(), path); to load it, call '
+                       'mmunorm.replace_norms(model, norm_cfg) before model.load_state_dict')
 
 
 def _share_parameters(old: nn.Module, new: nn.Module) -> None:
