@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ..modules import disable_fast_path, is_any, set_submodules
-from ..registry import MODELS
+from ..registry import MODELS, registered
 from ..utils import check_module
 from .base import Norm, check_norm_cfg
 from .channels_first import for_maps
@@ -149,9 +149,9 @@ def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
     """
     cfg = dict(norm_cfg)
     requires_grad = cfg.pop('requires_grad', True)
-    new = MODELS.build(dict(cfg, num_features=old.normalized_shape[0]))
     if is_channels_first(old):
-        new = for_maps(new)
+        cfg['type'] = for_maps(registered(cfg['type']))
+    new = MODELS.build(dict(cfg, num_features=old.normalized_shape[0]))
     # A LayerNorm without scale and shift has no device or dtype: then the model's.
     reference = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
     if reference is not None:
