@@ -25,16 +25,6 @@ def check_checkpoint(path: str, folder: bool = False) -> None:
         raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
     if folder:
         return
-    names = os.listdir(path)
-    if '.metadata' in names:
-        raise PreflightError(
-            f'{path} is a folder of torch.distributed.checkpoint, but a file is needed; convert it with '
-            f'`python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} FILE`.')
-    if any(name.endswith(('.pth', '.pt')) and 'rank' in name for name in names):
-        raise PreflightError(
-            f'{path} is a folder with a part for each process, which only `--resume` of a run with the strategy that '
-            "wrote it reads (runner_type='FlexibleRunner'); FSDPStrategy writes whole files with "
-            "state_dict_cfg='full'.")
     latest = max(Path(path).glob('*.pth'), key=os.path.getmtime, default=None)
     advice = f'choose a checkpoint in it, such as {latest}' if latest else 'a checkpoint is a file'
     raise PreflightError(f'{path} is a folder: {advice}.')

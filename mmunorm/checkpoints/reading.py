@@ -7,13 +7,11 @@ more needs `--trust-checkpoint`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from pickle import UnpicklingError
 
 import numpy as np
@@ -54,16 +52,14 @@ def is_trusted() -> bool:
 def read_content(path: str):
     """What a checkpoint file holds, on the CPU.
 
-    It may be a file of `torch.save` or safetensors, an `*.index.json` of several, or a URL that mmengine can read.
+    It may be a file of `torch.save` or safetensors, or a URL that mmengine can read.
 
     Raises:
-        PreflightError: the file holds other objects than data, or a file of the index is missing.
+        PreflightError: the file holds other objects than data.
     """
     if path.endswith('.safetensors'):
         from safetensors.torch import load_file
         return load_file(path)
-    if path.endswith('.index.json'):
-        return _gathered(Path(path))
     add_safe_globals(_LISTED)  # each time: torch's `safe_globals`, which mmengine uses, takes out what others listed
     try:
         if '://' in path:
@@ -80,17 +76,6 @@ def read_content(path: str):
         raise PreflightError(
             f'the checkpoint {path} holds a `{found[1]}`, which is neither weights nor plain data: loading it could '
             'run code. If you trust its author, add --trust-checkpoint.') from None
-
-
-def _gathered(index: Path) -> dict[str, torch.Tensor]:
-    """The weights in the files listed by a Hugging Face index in the same folder."""
-    try:
-        names = sorted({Path(name).name for name in json.loads(index.read_text())['weight_map'].values()})
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise PreflightError(f'{index} is not an index of weights: it has no `weight_map`.') from None
-    if missing := [name for name in names if not index.with_name(name).is_file()]:
-        raise PreflightError(f'{index} lists {missing[0]}, which is not in its folder.')
-    return {name: value for part in names for name, value in read_content(str(index.with_name(part))).items()}
 
 
 def _statistic(owner, name: str):

@@ -83,7 +83,7 @@ def fit_load_from(cfg: Config) -> None:
 def _is_readable(path: str, content: dict, weights: dict[str, Tensor]) -> bool:
     """Whether mmengine's loaders take these weights from a file with this content."""
     held = content.get('state_dict', content)
-    return (not path.endswith(('.safetensors', '.json')) and held.keys() == weights.keys()
+    return (not path.endswith('.safetensors') and held.keys() == weights.keys()
             and all(held[name] is value for name, value in weights.items()))
 
 

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +51,7 @@ def check_converted(folder: str | os.PathLike, name: str, checkpoint: str) -> No
     if os.path.realpath(paths[0]) == os.path.realpath(checkpoint):
         raise PreflightError(f'--out {folder}: {paths[0]} is the checkpoint to convert; choose another folder.')
     for path in paths:
-        if path.exists() and not path.with_suffix('.json').exists():
+        if path.exists() and not path.with_suffix('.md').exists():
             raise PreflightError(f'--out {folder}: {path} is not from a conversion; choose another folder.')
 
 
@@ -83,7 +82,7 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
 
 def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, folder: str | os.PathLike, name: str,
                    meta: dict | None = None) -> list[Path]:
-    """Writes checkpoint, config, and the report as Markdown and JSON, each file atomically.
+    """Writes checkpoint, config, and the report as Markdown, each file atomically.
 
     Args:
         model (nn.Module): the converted model; `report` (ConversionReport) is the result of `convert_norms`.
@@ -96,7 +95,7 @@ def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, fold
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    checkpoint, config, table, data = (folder / f'{name}.{suffix}' for suffix in ('pth', 'py', 'md', 'json'))
+    checkpoint, config, table = (folder / f'{name}.{suffix}' for suffix in ('pth', 'py', 'md'))
     cfg = copy.deepcopy(cfg)
     cfg.load_from = str(checkpoint)
     kept = {key: value for key, value in (meta or {}).items() if key == 'dataset_meta'}
@@ -105,8 +104,7 @@ def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, fold
                         str(part))
     write_text(config, cfg.pretty_text)
     write_text(table, report.markdown())
-    write_text(data, json.dumps(report.as_dict(), indent=2))
-    return [checkpoint, config, table, data]
+    return [checkpoint, config, table]
 
 
 def backbone_of(model: nn.Module) -> nn.Module | None:

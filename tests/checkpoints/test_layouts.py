@@ -1,5 +1,4 @@
 """Checkpoints as other projects publish them: random weights in their names give the outputs of their formulas."""
-import json
 import re
 
 import pytest
@@ -212,26 +211,6 @@ def test_files_of_openmmlab_and_safetensors(form, tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(PreflightError, match=f'cannot read the checkpoint .*{path.name}'):
         load_weights(model, str(path))
-
-
-@pytest.mark.parametrize('suffix', ['safetensors', 'bin'])
-def test_weights_in_several_files(suffix, tmp_path):
-    source, model = (classifier('vit', norm_cfg=dict(type='LN')) for _ in range(2))
-    weights = source.state_dict()
-    parts = {f'model-{i}-of-2.{suffix}': dict(list(weights.items())[i::2]) for i in range(2)}
-    for name, part in parts.items():
-        save_file(part, tmp_path / name) if suffix == 'safetensors' else torch.save(part, tmp_path / name)
-    index = tmp_path / f'model.{suffix}.index.json'
-    index.write_text(json.dumps(dict(weight_map={key: name for name, part in parts.items() for key in part})))
-    load_weights(model, str(index))
-    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-    (tmp_path / name).unlink()
-    with pytest.raises(PreflightError, match=f'{index.name} lists {name}, which is not in its folder'):
-        load_weights(model, str(index))
-    for text in ('{', '[]', '{"weight_map": 3}'):
-        index.write_text(text)
-        with pytest.raises(PreflightError, match=f'{index.name} is not an index of weights'):
-            load_weights(model, str(index))
 
 
 @pytest.mark.parametrize('change, said', [

@@ -1,6 +1,5 @@
 """convert_norms and convert_loaded on small models: exactness, order, every target, what stays and is refused."""
 import copy
-import json
 from collections import UserDict
 
 import pytest
@@ -155,8 +154,6 @@ def test_the_report():
     assert text.startswith('2 of 3 LayerNorms converted, 1 kept, statistics of 40 samples\n')
     assert len({line.index('verdict') for line in text.splitlines() if 'verdict' in line}) == 1
     assert f'| `2` | {second.cv:.3f} |' in markdown and '||' not in markdown
-    data = json.loads(json.dumps(report.as_dict()))
-    assert data['norms'][1]['after'] == second.after and data['norms'][2]['verdict'] == kept.verdict
 
 
 @pytest.mark.parametrize('least, after, verdict', [
@@ -259,7 +256,6 @@ def test_norms_that_are_not_known_are_mentioned():
     assert report.others == ('1 (ScaleNorm)', '4 (GroupNorm)')
     line = '1 of 1 LayerNorm converted, statistics of 9 samples, 2 other norms kept, such as 1 (ScaleNorm)'
     assert str(report).startswith(f'{line}\n') and report.markdown().startswith(f'{line}.\n')
-    assert json.loads(json.dumps(report.as_dict()))['others'] == list(report.others)
     assert convert_norms(chain(), [tokens(9, 6)]).others == ()
 
 
@@ -389,7 +385,7 @@ def test_of_a_loader_512_samples_are_read():
 def test_useless_images_are_named(given, note):
     report = convert_norms(nn.Sequential(nn.Conv2d(3, 6, 4, 4), LayerNorm2d(6)), given)
     notes = [f'suspicious images: {note}'] if note else []
-    assert list(report.notes) == report.as_dict()['notes'] == notes
+    assert list(report.notes) == notes
     assert str(report).splitlines()[1:2 + len(notes)] == [*notes, '']
     assert all(f'\n{note}.\n' in report.markdown() for note in notes)
 
