@@ -176,8 +176,8 @@ def main(argv=None):
     def row(stage, model, **more):
         reached = agreement(model, ln, test)
         tokens = class_tokens(model, test)
-        more.update(stage=stage, tokens=reached.tokens, pooled=reached.pooled, percentile_10=reached.percentile_10,
-                    worst=reached.worst, same_image=same_image(tokens, tokens, names),
+        more.update(stage=stage, tokens=reached.tokens, pooled=reached.pooled,
+                    same_image=same_image(tokens, tokens, names),
                     same_image_in_original=same_image(tokens, exact, names),
                     original_same_image=same_image(exact, exact, names), test_crops=len(test), train_crops=len(train),
                     seconds=round(time.time() - start, 1), seed=0, device=name,

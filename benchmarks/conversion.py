@@ -25,7 +25,7 @@ from mmunorm.config.models import build_model
 from mmunorm.config.presets import NORMS, replace_norm_cfgs
 from mmunorm.conversion.statistics import NUM_SUMS, mean_and_square, nearest_affine, token_sums
 from mmunorm.engine.calibration import samples_of, test_metrics, training_batches
-from mmunorm.engine.distillation import adapt_backbone
+from mmunorm.engine.conversion import adapt_backbone
 from mmunorm.fusion.norms import affine_of
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.replace import layer_norms

@@ -17,8 +17,8 @@ from pathlib import Path
 import mmunorm
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
-from mmunorm.fusion.examples import tensors_in
 from mmunorm.fusion.report import SCALE
+from mmunorm.modules import tensors_in
 from mmunorm.norms.layers import is_norm
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import error_text

@@ -304,9 +304,8 @@ def tiny_layer():
 # A pretrained ViT.
 def adapted():
     h100 = [row for row in read('adapt_vit_nvidia_h100') if row['stage'] != 'trial']
-    return ['', 'all tokens', 'centered class token', '10th percentile', 'worst image', 'same image found'], [
-        [row['stage'], *(f'{row[key]:.3f}' for key in ('tokens', 'pooled', 'percentile_10', 'worst',
-                                                              'same_image'))] for row in h100]
+    return ['', 'all tokens', 'centered class token', 'same image found'], [
+        [row['stage'], *(f'{row[key]:.3f}' for key in ('tokens', 'pooled', 'same_image'))] for row in h100]
 
 
 def adapted_all():

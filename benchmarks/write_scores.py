@@ -20,7 +20,6 @@ from itertools import takewhile
 from pathlib import Path
 
 from mmunorm.benchmark.environment import device_name
-from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.config.presets import NORMS, slug
 from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text
@@ -140,7 +139,7 @@ def update_tables(text, data):
 
 def training_info(run):
     """Information on a training from the files of its run."""
-    cfg = Config(read_config_text(run.with_suffix('.py').read_text()))
+    cfg = Config.fromfile(run.with_suffix('.py'))
     log = sorted(run.glob('*/*.log'))[-1].read_text()
     steps = cfg.train_cfg.get('max_iters') or cfg.train_cfg.max_epochs * int(
         re.search(r'Epoch\(train\)\s+\[\d+\]\[\s*\d+/(\d+)\]', log)[1])

@@ -1,14 +1,9 @@
 """Compatibility with torch 2.1 and newer. Other modules use only features that every release has."""
 from __future__ import annotations
 
-import codecs
-import inspect
-import pickle
 import sys
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+import tarfile
+import zipfile
 
 import torch
 
@@ -57,62 +52,16 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float | None) ->
     return normalized if weight is None else weight * normalized
 
 
-def load_listed(file, map_location, listed: dict[str, object], load: Callable):
-    """`torch.load` of tensors, plain data and the objects listed by full name; others raise an UnpicklingError.
+# Adds objects to what `torch.load(weights_only=True)` reads; before 2.4 it reads tensors and plain data alone.
+add_safe_globals = getattr(torch.serialization, 'add_safe_globals', list)
 
-    Uses `weights_only=True` where that accepts a list of names (2.7 and newer), else a restricted unpickler.
+
+def is_program(path: str) -> bool:
+    """Whether a file is of a format that `torch.load` reads without its unpickler, which 2.5 and older do not refuse.
+
+    These are TorchScript, and the tar files of torch 0.1.
     """
-    if _TAKES_NAMES:
-        with _safe_globals(listed):
-            return load(file, map_location, weights_only=True)
-    return load(file, map_location, pickle_module=_restricted_pickle({**_tensor_globals(), **listed}),
-                weights_only=False)
-
-
-_TAKES_NAMES = 'tuple' in str(inspect.signature(getattr(torch.serialization, 'add_safe_globals', len)))
-
-
-@contextmanager
-def _safe_globals(listed: dict[str, object]) -> Iterator[None]:
-    """Sets torch's list of safe globals. An entry of the same name by another package is ignored."""
-    lists = torch.serialization
-    before = lists.get_safe_globals()
-    names = [entry[1] if isinstance(entry, tuple) else f'{entry.__module__}.{entry.__name__}' for entry in before]
-    others = [entry for entry, name in zip(before, names, strict=True) if name not in listed]
-    lists.clear_safe_globals()
-    lists.add_safe_globals([*others, *((value, name) for name, value in listed.items())])
-    try:
-        yield
-    finally:
-        lists.clear_safe_globals()
-        lists.add_safe_globals(before)
-
-
-def _restricted_pickle(listed: dict[str, object]) -> SimpleNamespace:
-    """The parts of the module `pickle` that torch.load uses."""
-
-    class Unpickler(pickle.Unpickler):
-
-        def find_class(self, module: str, name: str):
-            full = f'{module}.{name}'.replace('__builtin__.', 'builtins.')  # as Python 2 called it
-            if full not in listed:
-                raise pickle.UnpicklingError(f'GLOBAL {full}')
-            return listed[full]
-
-    return SimpleNamespace(__name__='pickle', Unpickler=Unpickler,
-                           load=lambda file, **kwargs: Unpickler(file, **kwargs).load())
-
-
-def _tensor_globals() -> dict[str, object]:
-    parts = {f'torch.{name}': value for name, value in vars(torch).items()
-             if isinstance(value, torch.dtype) or name.endswith('Storage')}
-    for name in ('_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_tensor_v3', '_rebuild_parameter'):
-        if hasattr(torch._utils, name):
-            parts[f'torch._utils.{name}'] = getattr(torch._utils, name)
-    return parts | {
-        'builtins.set': set, 'builtins.complex': complex, 'builtins.bytearray': bytearray,
-        '_codecs.encode': codecs.encode, 'collections.OrderedDict': OrderedDict, 'collections.Counter': Counter,
-        'torch.Size': torch.Size, 'torch.device': torch.device, 'torch.nn.parameter.Parameter': torch.nn.Parameter,
-        'torch.storage.TypedStorage': torch.storage.TypedStorage,
-        'torch.storage.UntypedStorage': torch.storage.UntypedStorage,
-    }
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith('/constants.pkl') for name in archive.namelist())
+    return tarfile.is_tarfile(path)

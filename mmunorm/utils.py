@@ -1,4 +1,4 @@
-"""One-line errors, atomic writes, filtering of library messages, and the mode of models."""
+"""One-line errors, atomic writes, and filtering of library messages."""
 from __future__ import annotations
 
 import logging
@@ -232,16 +232,3 @@ def quiet_console() -> Iterator[None]:
 
 def _concerns_a_user(record: logging.LogRecord) -> bool:
     return not _CHATTER.match(record.getMessage())
-
-
-@contextmanager
-def eval_mode(*models: nn.Module) -> Iterator[None]:
-    """A context in which models are in eval mode; it restores the mode of each module afterwards."""
-    modes = {module: module.training for model in models for module in model.modules()}
-    for model in models:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

@@ -120,7 +120,7 @@ def test_1x_is_a_third_of_3x(detector):
         assert short[key] == long[key]
 
 
-@pytest.mark.parametrize('norm', [norm if norm in ('UN+', 'PRepBN', 'NoNorm') else
+@pytest.mark.parametrize('norm', [norm if norm in ('UN+', 'NoNorm') else
                                   pytest.param(norm, marks=pytest.mark.grid) for norm in NORMS])
 def test_every_norm_trains_and_tests_in_a_small_model(norm, classifier, in_a_folder):
     config, *_ = classifier

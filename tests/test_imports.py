@@ -10,7 +10,7 @@ PACKAGES = {
     'benchmark': ('deploy', 'conversion', 'config', 'checkpoints', 'fusion', 'norms'),
     'engine': ('conversion', 'config', 'checkpoints', 'fusion', 'norms'),
     'deploy': ('config', 'checkpoints', 'fusion', 'norms'),
-    'conversion': ('config', 'fusion', 'norms'),
+    'conversion': ('fusion', 'norms'),
     'config': ('checkpoints', 'norms'),
     'checkpoints': ('fusion', 'norms'),
     'backbones': ('fusion', 'norms'),

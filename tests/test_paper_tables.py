@@ -33,8 +33,7 @@ def load(command):
 @pytest.mark.slow
 @pytest.mark.parametrize('command', [command if i % 8 == 0 else pytest.param(command, marks=pytest.mark.grid)
                                      for i, command in enumerate(COMMANDS)])
-def test_a_command_builds_a_model_of_its_norm(command, monkeypatch):
-    monkeypatch.setattr(presets, 'count_steps', lambda cfg: 1000)
+def test_a_command_builds_a_model_of_its_norm(command):
     cfg, args = load(command)
     norm = args.norm or ('LN' if re.search('_ln[_.]', args.config) else 'UN')
     if 'translation' in args.config:
@@ -59,7 +58,6 @@ def test_a_command_builds_a_model_of_its_norm(command, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('commands', [COMMANDS[::8], pytest.param(COMMANDS, marks=pytest.mark.grid)])
-def test_every_command_has_its_own_work_directory(commands, monkeypatch):
-    monkeypatch.setattr(presets, 'count_steps', lambda cfg: 1000)
+def test_every_command_has_its_own_work_directory(commands):
     folders = [cfg.get('work_dir') or args.config for cfg, args in map(load, commands)]
     assert len(set(folders)) == len(folders)

@@ -107,8 +107,7 @@ try:
 except KeyError as error:
     print(error.args[0])
 print(isinstance(mmunorm.replace_norms(torch.nn.LayerNorm(8), dict(type=mmunorm.UN)), mmunorm.UN))
-for code in ('from mmunorm.conversion import converted_model',
-             'mmunorm.engine.OfflineNormHook', 'from mmunorm.cli import training', 'mmunorm.nothing'):
+for code in ('mmunorm.engine.OfflineNormHook', 'from mmunorm.cli import training', 'mmunorm.nothing'):
     try:
         exec(code)
     except (AttributeError, ImportError) as error:
@@ -119,7 +118,7 @@ for code in ('from mmunorm.conversion import converted_model',
     assert trained == 'UN 3' and by_class == 'True'
     assert unknown.startswith("norm_cfg: there is no norm 'XN'") and ' mmunorm has Derf, DyT, MABN, ' in unknown
     assert done.stderr.startswith("torch's fast path is off for 1 nn.TransformerEncoderLayer")
-    whats = ('mmunorm.conversion.converted_model', 'mmunorm.engine', 'each tool of mmunorm')
+    whats = ('mmunorm.engine', 'each tool of mmunorm')
     for line, what in zip(missing, whats, strict=True):
         assert line.startswith(f'{what} needs mmengine, mmcv, mmdet, mmpretrain{INSTALL}')
     assert wrong == "module 'mmunorm' has no attribute 'nothing'"
@@ -147,17 +146,16 @@ def test_with_mmengine_alone_a_folded_checkpoint_is_saved_and_loaded(tmp_path):
     done = run(f'''
 import torch
 import mmunorm
-from mmengine.config import Config
+import timm
 from mmengine.registry import HOOKS, MODELS
-from mmunorm.checkpoints.folded import load_folded, save_folded
 
 print(MODELS.get('UN') is mmunorm.UN, HOOKS.get('FuseNormsHook') is not None, HOOKS.get('OfflineNormHook'))
-cfg = Config(dict(model=dict(type='TimmModel', name='test_vit', norm_cfg=dict(type='UN'))))
-model = MODELS.build(cfg.model).eval()
-report = mmunorm.fuse_norms(model, strict=True)
-save_folded(model, {str(tmp_path / 'folded.pth')!r}, cfg, report)
+model = mmunorm.replace_norms(timm.create_model('test_vit'), dict(type='UN')).eval()
+mmunorm.fuse_norms(model, strict=True)
+mmunorm.save_folded(model, {str(tmp_path / 'folded.pth')!r})
 image = torch.randn(1, 3, 160, 160)
-print(torch.equal(load_folded({str(tmp_path / 'folded.pth')!r})(image), model(image)))
+loaded = mmunorm.load_folded({str(tmp_path / 'folded.pth')!r}, timm.create_model('test_vit'))
+print(torch.equal(loaded(image), model(image)))
 ''', packages=('mmcv', 'mmdet', 'mmpretrain'))
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if 'WARNING' not in line]  # mmengine's, of its own names

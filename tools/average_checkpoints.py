@@ -1,6 +1,7 @@
 """Averages checkpoints of a run, such as its last five, for testing, folding and export."""
 import argparse
 
+from mmunorm.checkpoints.layouts import find_weights
 from mmunorm.checkpoints.loading import read_checkpoint
 from mmunorm.cli.arguments import command, out_file
 from mmunorm.utils import PreflightError, whole_file
@@ -25,7 +26,7 @@ def average(paths):
     sums, shapes = {}, None
     for path in tqdm(paths, desc='reading', unit='checkpoint', disable=None):
         content = read_checkpoint(path)
-        state = content.get('state_dict', content)
+        state = find_weights(content)
         own_shapes = {name: value.shape for name, value in state.items()}
         shapes = shapes or own_shapes
         if own_shapes != shapes:

@@ -19,9 +19,15 @@ from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, renamed
 from mmunorm.conversion import ConversionError, convert_norms
-from mmunorm.conversion.checkpoint import check_converted, converted_config, parse_goal, save_converted
 from mmunorm.engine.calibration import FolderImages, samples_of, test_metrics, training_batches
-from mmunorm.engine.distillation import adapt_backbone, backbone_of
+from mmunorm.engine.conversion import (
+    adapt_backbone,
+    backbone_of,
+    check_converted,
+    converted_config,
+    parse_goal,
+    save_converted,
+)
 from mmunorm.utils import PreflightError, write_text
 
 
@@ -74,7 +80,7 @@ def main(argv=None):
         report = convert_norms(model, batches, norm_cfg, args.keep, progress=True)
         print(report)
         if teacher is not None:
-            print(adapt_backbone(model, teacher, samples, args.adapt_steps, len(batches[0]['inputs']), out))
+            print(adapt_backbone(model, teacher, samples, args.adapt_steps, len(batches[0]['inputs'])))
     except ConversionError as error:  # errors of the norm were raised by parse_goal
         raise PreflightError(f'{args.config} cannot be converted: {error}.') from error
     if args.test:
@@ -85,7 +91,6 @@ def main(argv=None):
     new = converted_config(cfg, model, report, norm_cfg, args.checkpoint)
     for path in save_converted(model, new, report, out, stem, meta):
         print(f'written: {path}')
-    (out / 'adapt.pt').unlink(missing_ok=True)  # the resume file of the adaptation
     return report, metrics
 
 

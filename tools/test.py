@@ -9,6 +9,7 @@ from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, apply_runner_arguments, command, load_config, out_file
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import clear_build_errors, match_folded
+from mmunorm.config.starting import fit_load_from
 from mmunorm.engine import FuseNormsHook
 from mmunorm.engine.runner import unwrapped_model
 from mmunorm.utils import PreflightError, is_first_process, whole_file
@@ -84,6 +85,7 @@ def main(argv=None):
         training.fuse_before_test(cfg)
     check_data(cfg, ['test'])
     match_folded(cfg, args.checkpoint)
+    fit_load_from(cfg)
     if args.out:
         out_file(args.out, '--out', args.checkpoint)
     if args.save:

@@ -9,14 +9,13 @@ from importlib.util import find_spec
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 
 from ..deploy.formats import FORMATS, VARIANTS
 from ..tables import markdown_table
 from ..utils import PreflightError
 from .environment import environment
 from .measure import OUT_OF_MEMORY, InterleavedTimer, ratio, speed
-from .output import draw_bars, quartiles, speed_cell, speedup
+from .output import quartiles, speed_cell, speedup
 from .subjects import Subject
 from .workers import Worker
 
@@ -131,17 +130,3 @@ def _cells(row: dict) -> list[str]:
     cells += [', '.join(f'{name.rpartition("/")[2]} {value:.4g}' for name, value in metrics.items()),
               speed_cell(row['throughput']), f'{row["latency_ms"]["median"]:.4g}', f'{row["size"] / 1e6:.3g}']
     return [*cells, speedup(row['to_baseline'])] if 'to_baseline' in row else cells
-
-
-def chart(result: dict) -> Figure:
-    """Bars of images/s by format, one colour per model."""
-    series = {}
-    for row in result['rows']:
-        if row['error'] is None:
-            series.setdefault(row['model'], {})[row['label']] = row['throughput']
-    figure = Figure(figsize=(9, 3.6), layout='constrained')
-    axes = figure.subplots()
-    draw_bars(axes, series, 'images/s, more is better')
-    axes.set_title(f'{result["title"]}: batch {result["batch"]}, {result["shape"][0]} x {result["shape"][1]}, '
-                   f'{result["environment"]["cpu"]}, threads: {result["threads"]}', fontsize=10)
-    return figure

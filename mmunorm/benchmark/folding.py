@@ -1,4 +1,4 @@
-"""The benchmark of folding, from a config to a result, its table and its chart."""
+"""The benchmark of folding, from a config to a result and its table."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from matplotlib.figure import Figure
 from mmengine.config import Config
 from torch import nn
 
@@ -19,7 +18,7 @@ from ..utils import PreflightError, plural
 from . import measure
 from .environment import device_name, environment
 from .models import EXACT, LN, NORM_FREE, build_models, folded_name, norm_name
-from .output import draw_bars, speed_cell, speedup
+from .output import speed_cell, speedup
 from .tasks import ClassifierTask, task_of
 
 SEED = 0
@@ -224,24 +223,3 @@ def _cells(row: dict) -> list[str]:
     if difference := row.get('output_difference'):
         cells.append(f'{difference["absolute"]:.2g} ({difference["relative"]:.2g} of the largest output)')
     return cells
-
-
-def chart(result: dict) -> Figure:
-    """Bars of throughput and of peak memory relative to LN; absolute if LN failed."""
-    rows = [row for row in result['rows'] if row['error'] is None]
-    relative = any(row['to_ln'] for row in rows)
-    settings = result['settings']
-    figure = Figure(figsize=(9, 3.6), layout='constrained')
-    figure.suptitle(f'{result["title"]}: batch {settings["batch_size"]}, {settings["shape"][0]} x '
-                    f'{settings["shape"][1]}, {result["environment"]["device"]}', fontsize=10)
-    left, right = figure.subplots(1, 2)
-    unit = ' relative to LN' if relative else ''
-    speeds = {row['name']: (row['to_ln'] if relative else row)['throughput'] for row in rows}
-    memory = {row['name']: row['to_ln']['peak_memory'] if relative else row['peak_memory'] / 1e6 for row in rows}
-    for axes, values, label, title in ((left, speeds, 'images/s', 'Throughput, more is better'),
-                                       (right, memory, 'MB', 'Peak memory, less is better')):
-        draw_bars(axes, {'': values}, label + unit)
-        axes.set_title(title, fontsize=10)
-        if relative:
-            axes.axhline(1, color='black', linewidth=0.8, linestyle='--')
-    return figure

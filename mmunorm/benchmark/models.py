@@ -11,12 +11,12 @@ from torch import nn
 
 from ..checkpoints.loading import load_weights
 from ..config.models import build_model
+from ..config.presets import layer_norm_config
 from ..config.pretrained import pretrained_path, set_pretrained
-from ..conversion.checkpoint import layer_norm_config
 from ..fusion import FusionReport, fuse_norms
+from ..modules import replace_modules
 from ..norms.base import DEFAULT_NORM_CFG
 from ..norms.layers import is_norm, norm_layers
-from ..norms.replace import replace_modules
 from ..utils import PreflightError
 
 LN = 'LN'

@@ -17,15 +17,16 @@ from pickle import UnpicklingError
 import torch
 from torch import nn
 
-from ..compat import forget_compiled_code
+from ..compat import add_safe_globals, forget_compiled_code
 from ..fusion.examples import with_plain_weights
 from ..fusion.folds import StreamBasis, join
-from ..fusion.layers import MARKS_FILES, Folded, FoldedAway, built
+from ..fusion.layers import NOT_SAVED, Folded, FoldedAway, built
 from ..fusion.padding import Fill
-from ..fusion.plan import FoldPlan, uncompiled, unwrapped
+from ..fusion.plan import FoldPlan
 from ..fusion.report import FusionReport
 from ..fusion.rewrite import add_to_state, is_layer_scale, replace_module, set_streams, streams_of
-from ..fusion.scopes import held_norms, hold, refuse_hidden_states, refuse_save_pretrained, scopes_of, set_scopes
+from ..fusion.scopes import held_norms, hold, refuse_hidden_states, scopes_of, set_scopes
+from ..modules import refuse_save_pretrained, uncompiled, unwrapped
 from ..registry import MODELS, is_missing
 from ..utils import check_module, whole_file, written_file
 from .layouts import computed_tables
@@ -76,7 +77,7 @@ def without_norms(model: nn.Module, norms: Mapping[str, Mapping], made: Mapping[
         replace_module(model, owner, plan.fills[owner](model.get_submodule(owner), fill))
     hold(model, layers or {})
     set_scopes(model, scopes or {})
-    refuse_save_pretrained(model, lambda module: isinstance(module, Folded))
+    refuse_save_pretrained(model, lambda part: isinstance(part, Folded), NOT_SAVED)
     forget_compiled_code()
     return model
 
@@ -127,7 +128,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
                       for name, value in model.state_dict().items()}
         note = dict(structure, what='A model whose norms mmunorm folded into the adjacent layers.',
                     settings=_settings(model), streams=[*map(vars, streams_of(model))])
-    if MARKS_FILES:
+    if add_safe_globals is not list:  # before torch 2.4, a file can have no such mark
         state_dict.update({f'{name}.weight': FoldedAway() for name in structure['norms']})
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
@@ -160,6 +161,7 @@ def load_folded(path: str | os.PathLike, model: nn.Module) -> nn.Module:
     """
     path = _path(path, 'load_folded(path, model)')
     check_module(model)
+    add_safe_globals([FoldedAway])
     try:
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
     except (KeyError, EOFError, UnpicklingError) as error:

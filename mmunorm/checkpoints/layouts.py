@@ -7,9 +7,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
-from ..utils import PreflightError
-
-# Keys of the weights that a project evaluates, by precedence: DeiT, the official Swin and SLAB; timm and the official
+# Keys of the weights that a project evaluates, by precedence: DeiT, the official Swin; timm and the official
 # T2T-ViT; OpenMMLab, whose `state_dict` has the averaged weights if there are any.
 _WEIGHTS = ('model', 'state_dict_ema', 'state_dict')
 
@@ -28,10 +26,6 @@ _T2T = ((('blocks.', 'backbone.encoder.'), ('head.', 'head.layers.head.'), ('', 
         (*_VIT_PARTS, *((f'{layer}.{part}', f'{layer}.attn.{part}') for layer in ('attention1', 'attention2')
                         for part in ('kqv.', 'proj.', 'w'))))
 
-# SLAB's norm. LayerNorm (`norm1`) and the counters in a LinearNorm are used only in training.
-_SLAB_NORM = re.compile(r'(.*?norm\d?)\.(?:norm2\.)?(?:bn\.(.*)|(alpha))')
-_SLAB_TRAINING = re.compile(r'.*norm\d?\.(norm1\.(weight|bias)|warm|iter|total_step)')
-
 _of_projects = []
 
 
@@ -42,21 +36,6 @@ def published_layout(read: Callable[[dict[str, Tensor], nn.Module], dict[str, Te
     """
     _of_projects.append(read)
     return read
-
-
-def in_one_layout(content):
-    """The content of a checkpoint file, with only the weights that the project evaluates as its `state_dict`.
-
-    So all readers load the same weights, including mmengine's Runner and `init_cfg`. Files that contain only weights,
-    or no checkpoint, are unchanged.
-    """
-    if not isinstance(content, dict):
-        return content
-    held = [key for key in _WEIGHTS if _is_weights(content.get(key))]
-    weights = find_weights(content)
-    if not held:
-        return weights
-    return {**{key: value for key, value in content.items() if key not in held}, 'state_dict': weights}
 
 
 @contextmanager
@@ -94,55 +73,31 @@ def _is_weights(value) -> bool:
             and all(isinstance(name, str) for name in value))
 
 
-def in_mmpretrain_names(content: dict, model: nn.Module) -> dict[str, Tensor] | None:
-    """The weights of a checkpoint of another project under the names of mmpretrain's classifier or a project's model.
+def weights_for(model: nn.Module, content: dict) -> dict[str, Tensor]:
+    """The weights of a checkpoint under the names of `model`, if they are of a project that this module knows.
 
-    These are the official Swin's and T2T-ViT's, timm's and DeiT's, and SLAB's Swin and DeiT, whose norms become
-    RepBN: `alpha` is its `eta`; and those of :func:`published_layout`. See docs/checkpoints.md.
+    These are the official Swin's, DeiT's and T2T-ViT's and timm's, for mmpretrain's classifiers, and those of
+    :func:`published_layout`. Others keep their names. See docs/checkpoints.md.
 
     Args:
-        content (dict): content of the file.
         model (nn.Module): the model to load into. Its relative position indices are added, which timm's files lack.
-
-    Returns:
-        dict[str, Tensor] | None: None if the names are of no such project.
-
-    Raises:
-        PreflightError: SLAB's model is not supported, or `model` has other norms.
+        content (dict): content of the file.
     """
     weights = find_weights(content)
     for read in _of_projects:
         if named := read(weights, model):
             return named
-    is_slab = any(name.endswith('.alpha') and name.replace('.alpha', '.bn.running_var') in weights for name in weights)
-    if is_slab:
-        weights = _from_slab(weights)
     if 'tokens_to_token.project.weight' in weights:
         return rename(weights, *_T2T)
     if 'patch_embed.proj.weight' not in weights:
-        return None
+        return weights
     expected = model.state_dict()  # not earlier: FSDP would wait for the other processes
     if 'patch_embed.proj.weight' in expected:  # mmpretrain's TimmClassifier has timm's names itself
-        return None
-    if is_slab and not any(name.endswith('.eta') for name in expected):
-        raise PreflightError("the checkpoint is from SLAB, whose norms are RepBN: add --norm RepBN.")
+        return weights
     if 'layers.0.blocks.0.norm1.weight' not in weights:
         return rename(weights, *_VIT)
     indices = {name: value for name, value in expected.items() if name.endswith('relative_position_index')}
     return {**_from_swin(weights), **indices}
-
-
-def _from_slab(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Renames norms to RepBN's names; see https://github.com/xinghaochen/SLAB, classification/models/prepbn.py."""
-    if 'patch_embed.proj.weight' not in weights or any('.attn.dwc.' in name for name in weights):
-        raise PreflightError("SLAB's PVT, CSWin and models with linear attention (slab_*.pth) are not supported, only "
-                             'its Swin and DeiT with PRepBN.')
-    named = {}
-    for name, value in weights.items():
-        if not _SLAB_TRAINING.fullmatch(name):
-            norm = _SLAB_NORM.fullmatch(name)
-            named[f'{norm[1]}.{norm[2] or "eta"}' if norm else name] = value
-    return named
 
 
 def _from_swin(weights: dict[str, Tensor]) -> dict[str, Tensor]:

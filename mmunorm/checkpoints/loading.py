@@ -2,18 +2,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from mmengine.runner import CheckpointLoader
 from mmengine.runner.checkpoint import load_state_dict
 from torch import Tensor, nn
 
 from ..norms import OfflineNorm
 from ..norms.layers import norm_layers
 from ..utils import PreflightError, error_text, plural
-from .layouts import computed_tables, find_weights, in_mmpretrain_names
-from .unpickling import restricted
+from .layouts import computed_tables, weights_for
+from .reading import read_content
+
+_RESIZED = ('relative_position_bias_table', 'pos_embed')
 
 
 def check_checkpoint(path: str, folder: bool = False) -> None:
@@ -24,16 +25,6 @@ def check_checkpoint(path: str, folder: bool = False) -> None:
         raise PreflightError(f'there is no checkpoint {path} (working directory {os.getcwd()}).')
     if folder:
         return
-    names = os.listdir(path)
-    if '.metadata' in names:
-        raise PreflightError(
-            f'{path} is a folder of torch.distributed.checkpoint, but a file is needed; convert it with '
-            f'`python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path} FILE`.')
-    if any(name.endswith(('.pth', '.pt')) and 'rank' in name for name in names):
-        raise PreflightError(
-            f'{path} is a folder with a part for each process, which only `--resume` of a run with the strategy that '
-            "wrote it reads (runner_type='FlexibleRunner'); FSDPStrategy writes whole files with "
-            "state_dict_cfg='full'.")
     latest = max(Path(path).glob('*.pth'), key=os.path.getmtime, default=None)
     advice = f'choose a checkpoint in it, such as {latest}' if latest else 'a checkpoint is a file'
     raise PreflightError(f'{path} is a folder: {advice}.')
@@ -43,12 +34,11 @@ def read_checkpoint(path: str) -> dict:
     """Reads a checkpoint on the CPU.
 
     Raises:
-        PreflightError: the file does not exist or is not a checkpoint.
+        PreflightError: the file does not exist, is not a checkpoint, or holds other objects than data.
     """
     check_checkpoint(path)
     try:
-        with restricted():
-            content = CheckpointLoader.load_checkpoint(path, map_location='cpu')
+        content = read_content(str(path))
     except PreflightError:
         raise
     except Exception as error:  # unpickling another file may raise anything
@@ -68,7 +58,7 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
         PreflightError: the checkpoint cannot be read, has non-finite values, or has missing or unexpected keys.
     """
     content = read_checkpoint(checkpoint)
-    weights = in_mmpretrain_names(content, model) or find_weights(content)
+    weights = weights_for(model, content)
     try:
         with computed_tables(model):
             load_state_dict(model, weights, strict=True)
@@ -84,7 +74,24 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
     return content.get('meta', {})
 
 
-def _mismatch(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str, error: str) -> str:
+def num_fitting(model: nn.Module, weights: Mapping[str, Tensor]) -> int:
+    """How many of a model's matrices `weights` have; a file may lack a head, or have other layers."""
+    return sum(name in weights and weights[name].shape == value.shape for name, value in _matrices(model))
+
+
+def check_fits(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
+    """Raises a PreflightError if a model has none of the weights of a file, which mmengine only logs."""
+    if not num_fitting(model, weights):
+        raise PreflightError(_mismatch(model, weights, checkpoint))
+
+
+def _matrices(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    # By the names of checkpoints: mmpretrain's TimmClassifier leaves out a prefix there. Loading resizes positions.
+    return ((name, value) for name, value in model.state_dict(keep_vars=True).items()
+            if isinstance(value, nn.Parameter) and value.ndim > 1 and not name.endswith(_RESIZED))
+
+
+def _mismatch(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str, error: str = '') -> str:
     """Why a checkpoint does not fit a model; `error` is torch's."""
     names, expected, norms = {*weights}, {*model.state_dict()}, dict(norm_layers(model))
     if (odd := names ^ expected) and all(key.rpartition('.')[0] in norms for key in odd):
@@ -96,7 +103,15 @@ def _mismatch(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str, 
     parts = [f'{what.format(plural(len(keys), "name"))}, such as {min(keys)}' for what, keys in (
         ('lacks {}', expected - names), ('has {} too many', names - expected)) if keys]
     why = f'it {" and ".join(parts)}.' if parts else ' '.join(error.split())[:400]
+    for name, value in _matrices(model):
+        if name in weights and weights[name].shape != value.shape:
+            why = f'{name} is {_size(weights[name])} in the file and {_size(value)} in the model.'
+            break
     return f'the checkpoint {checkpoint} does not fit the config: {why}'
+
+
+def _size(value: Tensor) -> str:
+    return ' x '.join(map(str, value.shape)) or '1'
 
 
 def check_statistics(model: nn.Module, checkpoint: str | None) -> None:

@@ -23,7 +23,7 @@ from mmengine.device import get_device
 from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
-from ..checkpoints.unpickling import restricted
+from ..checkpoints.reading import reading
 from ..config.presets import HELP, apply_norm, check_norms, use_map_forms
 from ..config.pretrained import pretrained_path, set_pretrained
 from ..config.walk import walk
@@ -71,7 +71,7 @@ def command(main):
                 stack.callback(setattr, logging, 'raiseExceptions', logging.raiseExceptions)
                 logging.raiseExceptions = False
                 stack.enter_context(completed_annotations())
-                stack.enter_context(restricted(trusted=_is_given('--trust-checkpoint', argv)))
+                stack.enter_context(reading(trusted=_is_given('--trust-checkpoint', argv)))
                 # After a softmax, the -100 between shifted windows is a denormal number. CPUs are slow with those: a
                 # digits Swin in float32 trains 2.6 times as fast without them (benchmarks/NOTES.md).
                 stack.callback(torch.set_flush_denormal, False)

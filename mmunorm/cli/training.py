@@ -10,11 +10,9 @@ from urllib.error import URLError
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
-from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import Runner
 
-from ..checkpoints.layouts import in_mmpretrain_names
 from ..checkpoints.loading import load_weights
 from ..config.models import clear_build_errors
 from ..config.walk import walk
@@ -111,18 +109,8 @@ def build_runner(cfg: Config) -> Runner:
             _distribute_on_cpu(cfg)
     with clear_build_errors():
         runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-    runner.register_hook(PublishedNamesHook(), priority='VERY_HIGH')  # EMAHook reads the same checkpoint
     name_unusable_images(runner)
     return runner
-
-
-class PublishedNamesHook(Hook):
-    """Renames the weights of a checkpoint of another project to mmpretrain's names, before a run loads it."""
-
-    def after_load_checkpoint(self, runner, checkpoint: dict) -> None:
-        weights = in_mmpretrain_names(checkpoint, unwrapped_model(runner))
-        if weights is not None:
-            checkpoint['state_dict'] = weights
 
 
 def load_resumed(runner: Runner) -> None:

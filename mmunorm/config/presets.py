@@ -2,19 +2,18 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from mmengine.config import Config
+from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, init_default_scope
 from mmengine.runner import Runner
 from torch import nn
 
 from .. import norms
-from ..checkpoints.loading import read_checkpoint
 from ..norms import Norm, replace_norms
 from ..norms.base import check_norm_cfg
 from ..registry import registered
@@ -89,18 +88,17 @@ def apply_norm(cfg: Config, text: str, options: Mapping | None = None) -> None:
             cfg.model[part].init_cfg.checkpoint = path
             if part == 'backbone' and 'pretrained' in cfg:
                 cfg.pretrained = path
-    set_norm(cfg, norm_cfg, keep_means=not sets_centered(options))
+    set_norm(cfg, norm_cfg)
     if cfg.get('work_dir') is None:
         cfg.work_dir = str(Path('work_dirs', renamed(Path(cfg.filename).stem, old, name)))
 
 
-def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
+def set_norm(cfg: Config, norm_cfg: dict) -> None:
     """Sets the `norm_cfg` of every norm of the backbone, and of other parts with norms of ours, in place.
 
     A norm of the type that the config has inherits its arguments. A norm of another type keeps its own defaults, except
-    that `warmup_iters` is kept. PRepBN's `steps` default to half of the run.
+    that `warmup_iters` is kept.
     A stock backbone becomes one of type `ReplacedNorms`, because many pass `norm_cfg` to only some of their norms.
-    With `keep_means`, `centered=True` becomes 'frozen' if the weights that the run starts from have means.
     """
     if 'converted' in cfg.model:
         raise PreflightError(f'{cfg.filename or "the config"} lists which of its LayerNorms are converted to '
@@ -111,16 +109,12 @@ def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
     cls = MODELS.get(norm_cfg['type'])
     if cls is None:
         raise PreflightError(f'there is no norm of type {norm_cfg["type"]!r} among the registered layers.')
-    if norm_cfg['type'] == 'PRepBN' and 'steps' not in norm_cfg:
-        norm_cfg = {**norm_cfg, 'steps': max(1, count_steps(cfg) // 2)}
     accepted = inspect.signature(cls).parameters
     for part in parts:
         base = cfg.model[part].get('norm_cfg') or dict(type='LN')
         inherited = base if base['type'] == norm_cfg['type'] else {
             key: base[key] for key in ('warmup_iters', ) if key in base and key in accepted}
         complete = {**inherited, **norm_cfg}
-        if keep_means and part == 'backbone' and complete.get('centered') is True and _starts_with_means(cfg):
-            complete = with_frozen_means(complete)
         if _passes_norm_cfg_on(cfg, part):
             cfg.model[part] = replace_norm_cfgs(cfg.model[part], complete)
         elif norm_cfg['type'] != 'LN' or not base['type'].startswith('LN'):
@@ -128,7 +122,7 @@ def set_norm(cfg: Config, norm_cfg: dict, keep_means: bool = False) -> None:
             cfg.model[part] = {**cfg.model[part], 'type': REPLACED_TYPE, 'of': kind, 'norm_cfg': complete}
 
 
-@MODELS.register_module(name=[REPLACED_TYPE, 'ConvertedModel'])  # the second is an older name
+@MODELS.register_module(name=REPLACED_TYPE)
 def replaced_norms(of: str, norm_cfg: dict, converted: Sequence[str] | None = None, **cfg) -> nn.Module:
     """Builds a model of type `of` with the settings `cfg`, and replaces its LayerNorms by norms of `norm_cfg`.
 
@@ -168,35 +162,6 @@ def _class_of(cfg: Config, part: dict) -> Callable:
         return (registry.get(kind) if isinstance(kind, str) else kind) or nn.Module
 
 
-def _starts_with_means(cfg: Config) -> bool:
-    """Whether the weights that a run starts from, `load_from` or else the backbone's, have means.
-
-    Weights that cannot be read, because they are missing or remote, count as those of a model with this norm. Testing
-    gives the same with and without.
-    """
-    if cfg.get('load_from') is not None and not cfg.get('resume'):
-        path, prefix = cfg.load_from, 'backbone.'
-    else:
-        path = pretrained_path(cfg)
-        prefix = '' if path is None else cfg.model.backbone.init_cfg.get('prefix', '')
-    if path is None:
-        return False
-    if '://' in path or not os.path.isfile(path):
-        return True
-    content = read_checkpoint(path)
-    return any(key.startswith(prefix) and key.endswith('.running_mean') for key in content.get('state_dict', content))
-
-
-def sets_centered(options: Mapping | None) -> bool:
-    """Whether `--cfg-options` set `centered`."""
-    return any(key.endswith('centered') for key in options or ())
-
-
-def with_frozen_means(norm_cfg: dict) -> dict:
-    """The `norm_cfg` for weights that have means: with 'frozen' for `centered=True`."""
-    return {**norm_cfg, 'centered': 'frozen'} if norm_cfg.get('centered') is True else norm_cfg
-
-
 def check_norms(cfg: Config) -> None:
     """Checks that each `norm_cfg` in the model names a known norm, and that arguments of our norms are right."""
     with MODELS.switch_scope_and_registry(cfg.get('default_scope')):
@@ -229,6 +194,24 @@ def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:
     return type(backbone)({'norm_cfg': dict(norm_cfg), **replace(backbone)})
 
 
+def layer_norm_config(model_cfg: dict, norm_cfg: dict) -> ConfigDict:
+    """The config of the model with LayerNorm, given the config of a converted one, which is unchanged.
+
+    `model_cfg` lists its converted norms, or has a backbone that accepts `norm_cfg`; else raises a PreflightError.
+    """
+    cfg = ConfigDict(copy.deepcopy(model_cfg))
+    if 'converted' in cfg:
+        cfg.type = cfg.pop('of')
+        del cfg['norm_cfg'], cfg['converted']
+    elif isinstance(cfg.get('backbone'), dict):
+        cfg.backbone = replace_norm_cfgs(cfg.backbone, norm_cfg)
+    else:
+        raise PreflightError('the model has no backbone with norms to replace by LayerNorm.')
+    if isinstance(cfg.get('backbone'), dict):
+        cfg.backbone.init_cfg = None
+    return cfg
+
+
 def renamed(stem: str, old: str, name: str) -> str:
     """The name of a recipe with the norm `name` in place of `old`: `swin_t_bn_imagenet` of `swin_t_un_imagenet`."""
     new = _renamed(stem, old, name)
@@ -248,5 +231,4 @@ def count_steps(cfg: Config) -> int:
     try:
         return cfg.train_cfg.max_epochs * len(Runner.build_dataloader(loader))
     except OSError as error:
-        raise PreflightError(f'the steps of the run cannot be counted without its training data ({error}): name '
-                             "PRepBN's, as in --norm 'PRepBN=PRepBN,steps=187650'.") from error
+        raise PreflightError(f'the steps of the run cannot be counted without its training data ({error}).') from error

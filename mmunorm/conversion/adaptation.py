@@ -6,13 +6,10 @@ over depth and training does not diverge. End to end, the outputs of the model a
 from __future__ import annotations
 
 import math
-import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +17,12 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 from tqdm import tqdm
 
-from ..fusion.examples import tensors_in
+from ..modules import eval_mode, is_any, tensors_in
 from ..norms import OfflineNorm
 from ..norms.base import check_count
 from ..norms.layers import is_channels_first
-from ..norms.replace import is_any, layer_norms
-from ..utils import check_module, error_text, eval_mode, plural, whole_file
+from ..norms.replace import layer_norms
+from ..utils import check_module, error_text, plural
 from .agreement import Agreement, agreement, teacher_norms
 from .calls import hooked, record_calls
 from .images import batch_of, batches_of, evenly_spaced, floating, image_warnings, single_images
@@ -36,10 +33,7 @@ BLOCKS, WHOLE = 'block by block', 'end to end'
 HELD_OUT = 256  # maximum number of held-out images if the caller names none
 CHECKS, CHECK_EVERY = 20, 10  # maximum number of checks on held-out images in a phase, and minimum steps between them
 CHECKED_IMAGES, CHECKED_BATCHES = 64, 4  # maximum number of images and of batches of a check
-ROLLBACK_RATIO = 1.5  # of the loss to the least one, from which on training returns to the best weights
-ROLLBACK_LR_FACTOR = 0.3
 WARMUP = 60  # steps, at most a tenth of all
-SAME_START = 1e-3  # maximum relative difference of the norms of a resumed run
 UNRELATED, SAME = 1., 0.005  # differences of the weights from the teacher's, relative to their size
 AUGMENTED = 'images after augment'
 _VIT = 'timm.models.vision_transformer.VisionTransformer'  # samples tokens where it drops patches
@@ -49,8 +43,8 @@ _VIT = 'timm.models.vision_transformer.VisionTransformer'  # samples tokens wher
 class AdaptReport:
     """The result of :func:`adapt` on held-out images; `str()` returns a text."""
     agreements: dict[str, Agreement]  # by phase: 'converted', 'block by block', 'end to end'; those that had steps
-    history: tuple[dict, ...]  # the checks: phase, step, loss, rate, tokens (the correlation over all of them)
-    notes: tuple[str, ...]  # such as all tokens if windows do not allow sampling, skipped steps, or a continued run
+    history: tuple[dict, ...]  # the checks: phase, step, loss
+    notes: tuple[str, ...]  # such as all tokens if windows do not allow sampling, or skipped steps
 
     @property
     def norms(self) -> dict[str, tuple[float, float]]:
@@ -60,8 +54,7 @@ class AdaptReport:
 
     def __str__(self) -> str:
         lines = [f'{phase}: {reached}' for phase, reached in self.agreements.items()]
-        worst = ', '.join(map(str, list(self.agreements.values())[-1].worst_images))
-        lines += [f'worst held-out images: {worst}', *self.notes, '', 'error of each norm, before and after:']
+        lines += [*self.notes, '', 'error of each norm, before and after:']
         return '\n'.join([*lines, *(f'  {name}  {old:.2%}  {new:.2%}' for name, (old, new) in self.norms.items())])
 
 
@@ -71,242 +64,212 @@ def mirrored(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(flip[:, None, None, None], images.flip(-1), images)
 
 
-@torch.inference_mode(False)
-@torch.enable_grad()
-def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *,
-          block_steps: int | None = None, batch_size: int = 64, lr: float = 1e-4, block_lr: float = 2e-4,
-          tokens: int | None = 64, held_out=None,
-          augment: Callable[[Tensor, torch.Generator], Tensor] = mirrored, work_dir: str | os.PathLike | None = None,
-          progress: bool = False) -> AdaptReport:
+def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *, block_steps: int | None = None,
+          batch_size: int = 64, lr: float = 1e-4, block_lr: float = 2e-4, tokens: int | None = 64, held_out=None,
+          augment: Callable[[Tensor, torch.Generator], Tensor] = mirrored, progress: bool = False) -> AdaptReport:
     """Trains a converted model in place to reproduce its teacher's outputs, without labels.
 
-    First, `block_steps` steps block by block: every part with norms gets the teacher's input and learns the teacher's
-    update, the output minus the input if their shapes agree. The loss is `log1p(|error|^2 / Var)` of each image,
-    averaged over images and parts. Then, `steps` steps end to end. The loss has three terms: the same loss of the
-    outputs of the model and of its last norm, 1 - cosine of each of their tokens, and the same loss of each part's
-    output after a LayerNorm without parameters. Norms use their running statistics, so that training optimizes the map
-    that is folded; the statistics are measured again at the end. The optimizer is AdamW with betas of 0.9 and 0.98,
-    without weight decay, with gradients clipped to a norm of 1. Each phase has its own optimizer, warm-up and cosine
-    schedule. Autocast uses bfloat16 if the CUDA device or the CPU supports it.
-
-    Steps with a non-finite loss or gradient are skipped and counted in the notes. The loss on held-out images is
-    measured up to 20 times in each phase. If it has risen by half or is not finite, training returns to the best
-    weights with 0.3 times the learning rate. A phase ends with the best weights, also after an exception, or with the
-    weights before the phase if the sum of their correlations was higher.
+    First block by block, then end to end; each phase has its own AdamW, warm-up and cosine schedule. Norms use their
+    running statistics, so that training optimizes the map that is folded; these are measured again at the end. A phase
+    ends with the weights of the least loss on held-out images, or with those before it if the outputs agreed better
+    then. Autocast uses bfloat16 if the device supports it. If it is interrupted, the model is as it was before.
 
     Args:
         model (nn.Module): a model converted by :func:`mmunorm.convert_norms`, in float32 or float64. Weights that do
             not require gradients are not trained.
         teacher (nn.Module): the model with LayerNorm that it was converted from, on the same device.
-        images: images that are valid inputs of the models after `augment`: a tensor `(N, C, H, W)`, a list of images
-            `(C, H, W)`, batches, a data set, or a DataLoader, of which the data set is read. Images may be the first
-            entry of a tuple, or the tensor in a dict. Batches are held in memory. If a data set has an attribute
-            `paths`, the report names images by it. Smaller images in a batch are padded with zeros.
+        images: a tensor `(N, C, H, W)`, batches, or a DataLoader, whose data set is read by index, or a data set of
+            images. In a batch, images are itself, its first entry, or a tensor of a dict. After `augment` they are
+            inputs of the models. Smaller images of a batch are padded with zeros.
         steps, block_steps (int): training steps end to end and block by block. Default to 1000 and `steps / 3`.
         batch_size (int): images per step, at most all. Defaults to 64.
         lr, block_lr (float): learning rates end to end and block by block. Default to 1e-4 and 2e-4.
-        tokens (int): number of random patch tokens of each image that a step uses, besides the class token and other
-            prefix tokens, in timm's `VisionTransformer`. None and other models: all tokens. Defaults to 64.
+        tokens (int): random patch tokens of each image in a step, besides the prefix tokens, in timm's
+            `VisionTransformer`. None and other models: all tokens. Defaults to 64.
         held_out: floating-point images like `images`, not augmented. Defaults to the last eighth of `images`, at most
             256, which are then not trained on; if there is only one image, to this image.
-        augment: a function of a batch `(N, C, H, W)` on the model's device and a CPU generator. Defaults to
-            :func:`mirrored`.
-        work_dir (str): folder of `adapt.pt`, written at each check, whose `state_dict` has the best weights so far. If
-            the run is killed, the same call resumes from it, if the images, the teacher and the model to start from
-            are the same. None: nothing is written.
-        progress (bool): show a progress bar with the correlation on held-out images, or, without a terminal, print a
-            line at each check. Defaults to False.
+        augment: a function of a batch on the model's device and a CPU generator. Defaults to :func:`mirrored`.
+        progress (bool): show a progress bar, or, without a terminal, print a line at each check. Defaults to False.
 
     Raises:
-        ValueError: a number is out of range.
-        ConversionError: a ValueError, raised before the model is changed: the model has no converted norms, a model has
-            half precision, the teacher has another architecture, unrelated weights, no LayerNorm or weights of the
-            model, there are no images or outputs on them are not finite, there are no steps, or `work_dir` has a
-            damaged state or that of another run.
+        ConversionError: a ValueError, raised before the model is changed: a number is out of range, the model has no
+            converted norms or half precision, the teacher is of another architecture, unrelated or shares weights, or
+            there are no images or outputs on them are not finite.
     """
     check_count('steps', steps, 0)
-    block_steps = steps // 3 if block_steps is None else check_count('block_steps', block_steps, 0)
-    if not steps + block_steps:
-        raise ConversionError(f'steps={steps}, block_steps={block_steps}: at least one step is needed')
-    check_count('batch_size', batch_size, 1)
-    check_count('tokens', 1 if tokens is None else tokens, 1)
-    for name, rate in dict(lr=lr, block_lr=block_lr).items():
-        if not isinstance(rate, (int, float)) or not 0 < rate < math.inf:  # YAML reads 1e-4 as a str
-            raise ConversionError(f'{name} must be a positive number, got {rate!r}')
+    phases = {BLOCKS: (steps // 3 if block_steps is None else block_steps, block_lr), WHOLE: (steps, lr)}
+    _check_numbers(phases, batch_size, tokens)
     notes = _check_pair(model, teacher)
-    images = single_images(images, 'images')
-    held_out = None if held_out is None else single_images(held_out, 'held_out')
-    number = len(images)
-    measured_on = images if held_out is None else held_out
-    names = list(map(str, getattr(measured_on, 'paths', ()))) or range(len(measured_on))
-    if held_out is None:
-        first = number - min(max(1, number // 8), HELD_OUT)
-        held_out, names = Subset(images, range(first, number)), names[first:]
-        notes += ['the one image is trained on and measured on'] if number == 1 else []
-        number = max(1, first)
+    images, held_out = _split(images, held_out)
     if tokens is not None and not is_any(model, [_VIT]):
         tokens = None
         notes.append(f'all tokens in each step: {type(model).__name__} has windows or no patch_drop')
-
-    def measured() -> Agreement:
-        reached = agreement(model, teacher, held_out)
-        return replace(reached, worst_images=tuple(names[i] for i in reached.worst_images))
-
-    with eval_mode(model, teacher):
-        run = _Run(model, teacher, images, number, held_out, augment, min(batch_size, number), tokens, progress)
-        if work_dir is not None:
-            run.open(Path(work_dir, 'adapt.pt'), dict(
-                steps=steps, block_steps=block_steps, batch_size=batch_size, lr=lr, block_lr=block_lr, tokens=tokens,
-                held_out=len(held_out)))
-        if not run.reached:
-            run.reached['converted'] = reached = measured()
-            if not math.isfinite(reached.score):
-                raise ConversionError(f'held_out: the outputs of {reached.worst_images[0]} are not finite')
-        for phase, count, rate in ((BLOCKS, block_steps, block_lr), (WHOLE, steps, lr)):
-            if count and phase not in run.reached:
-                first = run.train(phase, count, rate)
-                before, reached = list(run.reached.values())[-1], measured()
-                if not reached.score >= before.score:
-                    run.notes.append(f'{phase} made the whole model worse, so its weights are those before: {reached}')
-                    _restore(run.weights, first)
-                    reached = before
-                run.reached[phase] = reached
-        notes += image_warnings([run.checked], few=1)
-        remeasure(model, batches_of(held_out, run.batch_size, run.device, 'held_out'))
-    return AdaptReport(run.reached, tuple(run.history), (*notes, *run.notes))
+    # Also where gradients are off.
+    with torch.inference_mode(False), torch.enable_grad(), eval_mode(model, teacher):
+        return _train(_Pair(model, teacher, tokens), _Data(images, held_out, batch_size, augment), phases, notes,
+                      progress)
 
 
-class _Run:
-    """The state of one adaptation."""
+def _check_numbers(phases: dict[str, tuple], batch_size: int, tokens: int | None) -> None:
+    for (steps, lr), prefix in zip(phases.values(), ('block_', ''), strict=True):
+        check_count(f'{prefix}steps', steps, 0)
+        if not isinstance(lr, (int, float)) or not 0 < lr < math.inf:  # YAML reads 1e-4 as a str
+            raise ConversionError(f'{prefix}lr must be a positive number, got {lr!r}')
+    if not any(steps for steps, _ in phases.values()):
+        raise ConversionError('steps=0, block_steps=0: at least one step is needed')
+    check_count('batch_size', batch_size, 1)
+    check_count('tokens', 1 if tokens is None else tokens, 1)
 
-    def __init__(self, model, teacher, images, number, held_out, augment, batch_size, tokens, progress):
-        self.model, self.teacher, self.images, self.number = model, teacher, images, number
-        self.augment, self.batch_size, self.tokens, self.progress = augment, batch_size, tokens, progress
+
+def _split(images, held_out) -> tuple[Sequence, Sequence]:
+    """Single images to train on and to measure on."""
+    images = single_images(images, 'images')
+    if held_out is not None:
+        return images, single_images(held_out, 'held_out')
+    first = len(images) - min(max(1, len(images) // 8), HELD_OUT)
+    return Subset(images, range(max(1, first))), Subset(images, range(first, len(images)))
+
+
+def _train(pair: _Pair, data: _Data, phases: dict[str, tuple], notes: list[str], progress: bool) -> AdaptReport:
+    """Both phases. The model is unchanged after an exception."""
+    weights = [weight for weight in pair.model.parameters() if weight.requires_grad]
+    device, start = weights[0].device, _copies(weights)
+    measured = partial(agreement, pair.model, pair.teacher, data.held_out)
+    try:
+        pair.find_parts(data, device)
+        reached, history = {'converted': measured()}, []
+        if not math.isfinite(reached['converted'].score):
+            raise ConversionError('held_out: the outputs of the models are not finite')
+        for (phase, (steps, lr)), loss in zip(phases.items(), (pair.block_loss, pair.whole_loss), strict=True):
+            if not steps:
+                continue
+            first, before = _copies(weights), list(reached.values())[-1]
+            checks, skipped = fit(loss, steps, lr, weights, data, phase, progress)
+            history += checks
+            if skipped:
+                notes.append(f'{phase}: {skipped} of {plural(steps, "step")} skipped, loss or gradient not finite')
+            reached[phase] = measured()
+            if not reached[phase].score >= before.score:
+                notes.append(f'{phase} made the whole model worse, so its weights are those before: {reached[phase]}')
+                _restore(weights, first)
+                reached[phase] = before
+        remeasure(pair.model, batches_of(data.held_out, data.batch_size, device, 'held_out'))
+    except BaseException:
+        _restore(weights, start)
+        raise
+    notes += image_warnings([data.checked(device)], few=1)
+    return AdaptReport(reached, tuple(history), tuple(notes))
+
+
+def fit(loss: Callable[[Tensor, torch.Generator], Tensor], steps: int, lr: float, weights: Sequence[Tensor],
+        data: _Data, phase: str, progress: bool) -> tuple[list[dict], int]:
+    """Trains weights, which are then those of the least loss on held-out images.
+
+    Returns the checks, and the number of steps that were skipped because their loss or gradient was not finite.
+    """
+    @torch.no_grad()
+    def check() -> float:
+        generator, images = torch.Generator().manual_seed(0), data.checked(weights[0].device)
+        return sum(loss(batch, generator).item() * len(batch) / len(images) for batch in images.split(data.batch_size))
+
+    optimizer = torch.optim.AdamW(weights, betas=(0.9, 0.98), weight_decay=0.)
+    best, least, history, skipped = _copies(weights), check(), [], 0
+    with tqdm(total=steps, desc=phase, unit='step', disable=None if progress else True) as bar:
+        for step in range(1, steps + 1):
+            optimizer.param_groups[0]['lr'] = _rate(lr, step, steps)
+            generator = torch.Generator().manual_seed(2 * step + (phase == WHOLE))
+            value = loss(data.drawn(weights[0].device, generator), generator)
+            optimizer.zero_grad()
+            if value.requires_grad:  # not of a model whose trained weights have no part in it
+                value.backward()
+                if nn.utils.clip_grad_norm_(weights, 1.).isfinite():
+                    optimizer.step()
+                else:
+                    skipped += 1
+            bar.update()
+            if step % max(CHECK_EVERY, steps // CHECKS) and step != steps:
+                continue
+            now = check()
+            if now <= least:
+                best, least = _copies(weights), now
+            history.append(dict(phase=phase, step=step, loss=now))
+            bar.set_postfix_str(f'loss {now:.4f}')
+            if progress and bar.disable:  # no terminal: a log file
+                print(f'{phase}, step {step} of {steps}: loss {now:.4f}', flush=True)
+    _restore(weights, best)
+    optimizer.zero_grad()
+    return history, skipped
+
+
+@dataclass
+class _Data:
+    """Images to train on and to measure on."""
+    images: Sequence
+    held_out: Sequence
+    batch_size: int
+    augment: Callable[[Tensor, torch.Generator], Tensor]
+
+    def __post_init__(self):
+        self.batch_size = min(self.batch_size, len(self.images))
+
+    def drawn(self, device: torch.device, generator: torch.Generator, number: int | None = None) -> Tensor:
+        """A random batch, augmented."""
+        chosen = torch.randperm(len(self.images), generator=generator)[:number or self.batch_size].tolist()
+        return floating(self.augment(batch_of(self.images, chosen, device, 'images'), generator), AUGMENTED)
+
+    def checked(self, device: torch.device) -> Tensor:
+        """Some held-out images."""
+        chosen = evenly_spaced(len(self.held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * self.batch_size))
+        return floating(batch_of(self.held_out, chosen, device, 'held_out'), 'held_out')
+
+
+class _Pair:
+    """A model, its teacher and their losses."""
+
+    def __init__(self, model: nn.Module, teacher: nn.Module, tokens: int | None):
+        self.model, self.teacher, self.tokens = model, teacher, tokens
         self.norms = layer_norms(teacher)
-        self.weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self.device = self.weights[0].device
-        first = floating(augment(batch_of(images, [0], self.device, 'images'), torch.Generator()), AUGMENTED)
-        checked = evenly_spaced(len(held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * batch_size))
-        self.checked = floating(batch_of(held_out, checked, self.device, 'held_out'), 'held_out')
-        self.autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=(
-            self.checked.dtype == torch.float32 and _has_bfloat16(self.device)))
-        dims = {}
+
+    def find_parts(self, data: _Data, device: torch.device) -> None:
+        """Runs the teacher on one image of each kind, and finds the parts that learn by themselves."""
+        checked, dims = data.checked(device), {}
+        self.autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=(
+            checked.dtype == torch.float32 and _has_bfloat16(device)))
 
         def note_dims(module: nn.Module, args: tuple, kwargs: dict, output) -> None:
             dims[module] = next((tensor.dim() for tensor in tensors_in(output)), 2)
 
-        for name, image in {AUGMENTED: first, 'held_out': self.checked[:1]}.items():
+        drawn = data.drawn(device, torch.Generator().manual_seed(0), 1)
+        for name, image in {AUGMENTED: drawn, 'held_out': checked[:1]}.items():
             try:
-                with torch.no_grad(), hooked(teacher.modules(), note_dims):
-                    outputs = list(tensors_in(teacher(image)))
+                with torch.no_grad(), hooked(self.teacher.modules(), note_dims):
+                    outputs = list(tensors_in(self.teacher(image)))
             except Exception as error:
-                raise ConversionError(f'{name}: {type(teacher).__name__} does not take {image.dtype} of '
+                raise ConversionError(f'{name}: {type(self.teacher).__name__} does not take {image.dtype} of '
                                       f'{tuple(image.shape)}: {error_text(error)}') from error
             if not outputs or not all(output.isfinite().all() for output in outputs):
                 raise ConversionError(f'teacher: its output on the first of {name} is not finite, or no tensor')
-        without_channels = {module for module, dim in dims.items() if dim < 2}
-        self.parts = _parts(teacher, set(self.norms.values()), without_channels)
-        self.file, self.saved = None, {}
-        self.reached, self.history, self.notes = {}, [], []
+        self.parts = _parts(self.teacher, set(self.norms.values()), {module for module, dim in dims.items() if dim < 2})
 
-    def open(self, path: Path, settings: dict) -> None:
-        """Resumes from the file of a killed run, and writes to it at each check."""
-        sampled = batch_of(self.images, evenly_spaced(len(self.images), CHECKED_IMAGES), torch.device('cpu'), 'images')
-        self.file = _ResumeFile(path, self.model, self.norms, dict(
-            settings, images=_checksum([sampled, self.checked], len(self.images)),
-            teacher=_checksum([*self.teacher.parameters(), *self.teacher.buffers()]),
-            augment=getattr(self.augment, '__qualname__', type(self.augment).__name__)))
-        self.saved = self.file.read(self.device)
-        if not self.saved:
-            return
-        self.model.load_state_dict(self.saved['state_dict'], strict=False)  # mmpretrain's SwinV2 drops tables
-        self.reached = {phase: Agreement(**values) for phase, values in self.saved['reached'].items()}
-        self.history, state = self.saved['history'], self.saved['state']
-        self.notes = [*self.saved['notes'], f'continued from {path}, {state["phase"]}, step {state["step"]}']
-
-    def save(self, state: dict, optimizer: torch.optim.Optimizer) -> None:
-        now = _copies(self.weights)
-        _restore(self.weights, state['best'])
-        reached = {phase: asdict(result) for phase, result in self.reached.items()}
-        self.file.write(state_dict=self.model.state_dict(), state={**state, 'best': None}, now=now, reached=reached,
-                        optimizer=optimizer.state_dict(), history=self.history, notes=self.notes)
-        _restore(self.weights, now)
-
-    def train(self, phase: str, steps: int, lr: float) -> list[Tensor]:
-        """One phase; the model ends with the weights of the least loss. Returns those at the beginning."""
-        weights, optimizer, first = self.weights, _optimizer(self.weights), _copies(self.weights)
-        if self.saved and self.saved['state']['phase'] == phase:
-            state = dict(self.saved['state'], best=first)
-            _restore(weights, self.saved['now'])
-            optimizer.load_state_dict(self.saved['optimizer'])
-        else:
-            state = dict(phase=phase, step=0, begun=0, skipped=0, rate=lr, least=self.held_out_loss(phase), best=first,
-                         first=first)
-        every = max(CHECK_EVERY, steps // CHECKS)
-        try:
-            with tqdm(total=steps, initial=state['step'], desc=phase, unit='step',
-                      disable=None if self.progress else True) as bar:
-                for step in range(state['step'] + 1, steps + 1):
-                    for group in optimizer.param_groups:
-                        group['lr'] = _rate(state['rate'], step - state['begun'], steps - state['begun'])
-                    state['skipped'] += not self.step(phase, step, optimizer)
-                    bar.update()
-                    if step % every and step != steps:
-                        continue
-                    now, state['step'] = self.held_out_loss(phase), step
-                    if now <= state['least']:
-                        state.update(least=now, best=_copies(weights))
-                    elif not now < ROLLBACK_RATIO * state['least']:  # also if the loss is NaN
-                        _restore(weights, state['best'])
-                        state.update(rate=state['rate'] * ROLLBACK_LR_FACTOR, begun=step)
-                        optimizer = _optimizer(weights)
-                    tokens = agreement(self.model, self.teacher, self.checked).tokens
-                    self.history.append(dict(phase=phase, step=step, loss=now, rate=state['rate'], tokens=tokens))
-                    reached = f'correlation {tokens:.3f}, loss {now:.4f}'
-                    bar.set_postfix_str(reached)
-                    if self.progress and bar.disable:  # no terminal: a log file
-                        print(f'{phase}, step {step} of {steps}: {reached}', flush=True)
-                    if self.file is not None:
-                        self.save(state, optimizer)
-        finally:
-            _restore(weights, state['best'])
-            optimizer.zero_grad()
-        if state['skipped']:
-            self.notes.append(f'{phase}: {state["skipped"]} of {plural(steps, "step")} skipped, loss or gradient not '
-                              'finite')
-        return state['first']
-
-    def step(self, phase: str, step: int, optimizer: torch.optim.Optimizer) -> bool:
-        """Returns whether loss and gradient were finite."""
-        # Seeded by the step, so that a resumed run uses the same random numbers.
-        generator = torch.Generator().manual_seed(2 * step + (phase == WHOLE))
-        chosen = torch.randperm(self.number, generator=generator)[:self.batch_size].tolist()
-        images = self.augment(batch_of(self.images, chosen, self.device, 'images'), generator)
-        loss = self.loss(phase, floating(images, AUGMENTED), generator)
-        optimizer.zero_grad()
-        if not loss.requires_grad:
-            return True
-        loss.backward()
-        is_finite = nn.utils.clip_grad_norm_(self.weights, 1.).isfinite().item()
-        if is_finite:
-            optimizer.step()
-        return is_finite
-
-    @torch.no_grad()
-    def held_out_loss(self, phase: str) -> float:
-        generator = torch.Generator().manual_seed(0)
-        return sum(self.loss(phase, images, generator).item() * len(images) / len(self.checked)
-                   for images in self.checked.split(self.batch_size))
-
-    def loss(self, phase: str, images: Tensor, generator: torch.Generator) -> Tensor:
+    @contextmanager
+    def _wanted(self, images: Tensor, generator: torch.Generator) -> Iterator[tuple]:
+        """A context for a loss; it has the teacher's output, and the calls of its parts."""
         with _sampled_tokens((self.model, self.teacher), self.tokens, generator), self.autocast():
             with torch.no_grad(), record_calls(self.teacher, self.parts) as wanted:
                 output = self.teacher(images)
-            if phase == BLOCKS:
-                return _mean(_relative_error(*(_update(output, args, name in self.norms) for output in (
-                    self.model.get_submodule(name)(*args, **kwargs), target))) for name, args, kwargs, target in wanted)
-            with record_calls(self.model, self.parts) as got:
-                pairs = list(zip(tensors_in(self.model(images)), tensors_in(output), strict=True))
+            yield output, wanted
+
+    def block_loss(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """`log1p(|error|^2 / Var)` of each part's update on the teacher's input, averaged over images and parts."""
+        with self._wanted(images, generator) as (_, wanted):
+            return _mean(_relative_error(*(_update(output, args, name in self.norms) for output in (
+                self.model.get_submodule(name)(*args, **kwargs), target))) for name, args, kwargs, target in wanted)
+
+    def whole_loss(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """The same of the outputs of the model and of its last norm, their 1 - cosine of each token, and the same of
+        each part's output after a LayerNorm without parameters."""
+        with self._wanted(images, generator) as (output, wanted), record_calls(self.model, self.parts) as got:
+            pairs = list(zip(tensors_in(self.model(images)), tensors_in(output), strict=True))
         pairs = [[_tokens(x, 1 if x.dim() == 4 else -1) for x in pair] for pair in pairs if pair[0].dim()]
         streams = [[_tokens(next(tensors_in(out)), self.parts[name]) for name, _, _, out in calls]
                    for calls in zip(got, wanted, strict=True)]
@@ -314,45 +277,6 @@ class _Run:
         return (_mean(_relative_error(*pair) for pair in pairs)
                 + _mean(1 - F.cosine_similarity(*pair, dim=-1) for pair in pairs)
                 + _mean(_relative_error(*(F.layer_norm(x, x.shape[-1:]) for x in pair)) for pair in streams))
-
-
-class _ResumeFile:
-    """A file of the state of a run and of what it depends on, so that the same call resumes it, and no other call."""
-
-    def __init__(self, path: Path, model: nn.Module, norms: Iterable[str], settings: dict):
-        values = model.state_dict()
-        self.path, self.names = path, values.keys()
-        # Norms are compared with a tolerance: the sums that they are fitted by depend on the number of threads.
-        self.start = {name: value.clone() for name, value in values.items()
-                      if any(name.startswith(f'{norm}.') for norm in norms)}
-        self.settings = dict(
-            settings, model=_checksum(value for name, value in values.items() if name not in self.start),
-            trained=[name for name, weight in model.named_parameters() if weight.requires_grad])
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-    def read(self, device: torch.device) -> dict:
-        """The saved state; empty if there is no file. Raises a ConversionError if it is of another run."""
-        if not self.path.is_file():
-            return {}
-        file = f'work_dir={str(self.path.parent)!r}: {self.path.name}'
-        try:
-            saved = torch.load(self.path, map_location=device, weights_only=True)
-            settings, start, names = saved['settings'], saved['start'], saved['state_dict'].keys()
-            is_same = saved['state'] and all(_is_near(start[name], self.start[name]) for name in start)
-        except Exception as error:
-            raise ConversionError(f'{file} is damaged or no state of an adaptation; delete it, or name another '
-                                  'folder') from error
-        other = [name for name, value in self.settings.items() if settings.get(name) != value]
-        if start.keys() != self.start.keys() or not is_same or names != self.names:
-            other.append('model')
-        if other:
-            raise ConversionError(f'{file} is of another adaptation: {", ".join(dict.fromkeys(other))} differ; delete '
-                                  'it, or name another folder')
-        return saved
-
-    def write(self, **state) -> None:
-        with whole_file(self.path) as part:
-            torch.save(dict(state, settings=self.settings, start=self.start), part)
 
 
 @torch.no_grad()
@@ -467,16 +391,6 @@ def _mean(losses: Iterator[Tensor]) -> Tensor:
     return torch.stack([loss.mean() for loss in losses]).mean()
 
 
-def _checksum(tensors: Iterable[Tensor], start: int = 0) -> int:
-    for tensor in tensors:
-        start = zlib.crc32(tensor.detach().cpu().flatten().view(torch.uint8).numpy(), start)
-    return start
-
-
-def _is_near(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and bool((x - y).double().norm() <= SAME_START * y.double().norm())
-
-
 def _copies(weights: Sequence[Tensor]) -> list[Tensor]:
     return [weight.detach().clone() for weight in weights]
 
@@ -485,10 +399,6 @@ def _copies(weights: Sequence[Tensor]) -> list[Tensor]:
 def _restore(weights: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for weight, value in zip(weights, values, strict=True):
         weight.copy_(value)
-
-
-def _optimizer(weights: list[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(weights, betas=(0.9, 0.98), weight_decay=0.)
 
 
 def _rate(lr: float, step: int, steps: int) -> float:

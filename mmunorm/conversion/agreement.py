@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..fusion.examples import tensors_in
+from ..modules import eval_mode, tensors_in
 from ..norms.layers import is_channels_first
 from ..norms.replace import layer_norms
-from ..utils import eval_mode
 from .calls import record_calls
 from .images import batches_of, single_images
 from .report import ConversionError
@@ -22,9 +21,6 @@ class Agreement:
     """Correlations of a model's outputs with its teacher's, and errors of its norms; see :func:`agreement`."""
     tokens: float  # over all tokens of all images
     pooled: float | None  # of one vector per image, such as the class token, minus its mean; None: one image
-    percentile_10: float  # of the correlations of single images over all tokens
-    worst: float
-    worst_images: tuple[int | str, ...]  # up to five, the worst first
     norms: dict[str, float]  # by name, `E|y - y_teacher|^2 / Var(y_teacher)` of a norm's output
 
     @property
@@ -34,8 +30,7 @@ class Agreement:
 
     def __str__(self) -> str:
         pooled = '-' if self.pooled is None else f'{self.pooled:.3f}'
-        return (f'all tokens {self.tokens:.3f}, centred class token {pooled}, 10th percentile of images '
-                f'{self.percentile_10:.3f}, worst {self.worst:.3f}')
+        return f'all tokens {self.tokens:.3f}, centred class token {pooled}'
 
 
 @torch.no_grad()
@@ -55,7 +50,7 @@ def agreement(model: nn.Module, teacher: nn.Module, images, batch_size: int = 16
     device = next(model.parameters()).device
     names = teacher_norms(teacher)
     errors = defaultdict(lambda: torch.zeros(2, device=device))
-    sums, vectors = [], ([], [])  # of tokens by image; one vector per image, of the model and of the teacher
+    sums, vectors = 0, ([], [])  # of tokens; one vector per image, of the model and of the teacher
     for batch in batches_of(images, batch_size, device, 'images'):
         with eval_mode(teacher), record_calls(teacher, names) as teacher_calls:
             target = teacher(batch)
@@ -74,23 +69,18 @@ def agreement(model: nn.Module, teacher: nn.Module, images, batch_size: int = 16
                 tokens = next(tensors_in(last_norm)).movedim(axis, -1)
             mean = tokens.reshape(len(tokens), -1, tokens.shape[-1]).mean(1)
             rows.append((result if dims == 2 else mean).double())
-            compared.append(tokens.flatten(1).double())
+            compared.append(tokens.flatten().double())
         x, y = compared
-        sums.append(torch.stack([torch.full_like(x[:, 0], x.shape[1]), x.sum(1), y.sum(1), x.square().sum(1),
-                                 y.square().sum(1), (x * y).sum(1)]))
-    sums = torch.cat(sums, 1)
-    of_images = _correlation(sums)
+        sums += torch.stack([torch.full_like(x[0], len(x)), x.sum(), y.sum(), x @ x, y @ y, x @ y])
     x, y = (torch.cat(rows) - torch.cat(rows).mean(0) for rows in vectors)
     pooled = ((x * y).sum() / (x.square().sum() * y.square().sum()).sqrt().clamp(min=EPS)).item()
     return Agreement(
-        tokens=_correlation(sums.sum(1)).item(), pooled=pooled if len(of_images) > 1 else None,
-        percentile_10=of_images.quantile(0.1).item(), worst=of_images.min().item(),
-        worst_images=tuple(of_images.nan_to_num(-torch.inf).argsort()[:5].tolist()),
+        tokens=_correlation(sums).item(), pooled=pooled if len(x) > 1 else None,
         norms={name: (error / size.clamp(min=EPS)).item() for name, (error, size) in errors.items()})
 
 
 def _correlation(sums: Tensor) -> Tensor:
-    """The correlation, given sums n, x, y, x^2, y^2 and x y along the first dimension."""
+    """The correlation, given sums n, x, y, x^2, y^2 and x y."""
     n, x, y, x2, y2, xy = sums
     variances = [n * squares - total.square() for total, squares in ((x, x2), (y, y2))]
     # That of a constant, such as a black image, is 0 and not a quotient of rounding errors.

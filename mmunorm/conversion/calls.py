@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from ..fusion.examples import map_tensors, tensors_in
+from ..modules import map_tensors, tensors_in
 
 
 @contextmanager

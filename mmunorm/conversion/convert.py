@@ -3,31 +3,30 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..fusion.norms import affine_of
+from ..modules import disable_fast_path, eval_mode, set_submodules
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
 from ..norms.layers import channel_axis, has_affine, input_of, is_channels_first, is_norm
 from ..norms.replace import (
     build_like,
     check_replaceable,
-    disable_fast_path,
     eps_of,
     is_rms,
     layer_norms,
     no_layer_norms,
-    set_submodules,
+    refuse_save_pretrained,
     with_fused_parts,
 )
 from ..registry import MODELS
-from ..utils import check_module, error_text, eval_mode
+from ..utils import check_module, error_text
 from .calls import ExternalReaders, hooked
-from .images import all_batches, image_warnings
+from .images import all_batches, image_warnings, num_samples
 from .report import ConversionError, ConversionReport, ConvertedNorm
 from .statistics import (
     NUM_SUMS,
@@ -68,11 +67,10 @@ def convert_norms(model: nn.Module,
     Args:
         model (nn.Module): a trained model of any library, with LayerNorms or RMSNorms over the channels of `(..., C)`
             or `(N, C, H, W)`. For RMSNorm, `mu = 0` and the mean square replaces the variance.
-        batches: a few hundred training images, without augmentation, which are held in memory: a data set or the
-            DataLoader of one, of which 512 evenly spaced images are used; a list of images `(C, H, W)`; or batches. A
-            tensor or Mapping is one batch. In an Iterable, a batch is a tensor; a tuple or list, whose first entry is
-            the input; or a Mapping, as from OpenMMLab's data loaders, or of keyword arguments for other models. Tensors
-            are moved to the model's device.
+        batches: a few hundred training images, without augmentation, which are held in memory: batches, or a shuffled
+            DataLoader, of which the first 512 samples are used. A tensor or Mapping is one batch. In an Iterable, a
+            batch is a tensor; a tuple or list, whose first entry is the input; or a Mapping, as from OpenMMLab's data
+            loaders, or of keyword arguments for other models. Tensors are moved to the model's device.
         norm_cfg (dict): config of the new norms: UN, MABN, TokenBN, RepBN, or PN without `layer_scale`. `eta` starts
             at 0. Defaults to `dict(type='UN')`.
         keep (Sequence[str]): full names of LayerNorms to keep, or of modules whose LayerNorms are kept.
@@ -144,9 +142,9 @@ def convert_loaded(model: nn.Module, batches, progress: bool = False) -> Convers
     """Fits offline norms in place to the LayerNorms whose weight and bias were loaded into them.
 
     Offline norms that load a LayerNorm checkpoint have its `weight` and `bias` and no statistics (`lacks_statistics`).
-    This function fits each of them, and each norm that loaded nothing, to LayerNorm with this weight and bias, like
-    :func:`convert_norms`. Modules and parameters stay the same objects, so an optimizer remains valid. LayerNorm's
-    `eps` is assumed to be that of the norm.
+    Each of them, and each norm that loaded nothing, gets the values of :func:`convert_norms` for a LayerNorm with this
+    weight and bias. Modules and parameters stay the same objects, so an optimizer remains valid. LayerNorm's `eps` is
+    assumed to be that of the norm.
 
     Args:
         model (nn.Module): a model with such norms.
@@ -160,25 +158,18 @@ def convert_loaded(model: nn.Module, batches, progress: bool = False) -> Convers
             batches, or activations are not finite. After any error, `model` is unchanged.
     """
     norms = norms_to_fit(model)
-    lacking = {norm: norm.lacks_statistics for norm in norms.values()}
-    if not any(lacking.values()):
+    if not any(norm.lacks_statistics for norm in norms.values()):
         raise ConversionError('model: no norm has the scale of a LayerNorm and no statistics')
     for name, norm in norms.items():
         if norm.fold_obstacle:
             raise ConversionError(f'{name}: {type(norm).__name__} {norm.fold_obstacle}')
-    old = {norm: layer_norm_of(norm) for norm in norms.values()}
-    states = {norm: {key: value.clone() for key, value in norm.state_dict().items()} for norm in old}
-    names = {name: old[norm] for name, norm in norms.items()}
-    set_submodules(model, names)
-    try:
-        return _convert_all(model, batches, names, {layer_norm: norm for norm, layer_norm in old.items()}, {}, progress)
-    except BaseException:
-        for norm, state in states.items():
-            norm.load_state_dict(state)
-            norm.lacks_statistics = lacking[norm]
-        raise
-    finally:
-        set_submodules(model, norms)
+    teacher = with_layer_norms(model)
+    layers = {name: teacher.get_submodule(name) for name in norms}
+    report = _convert_all(teacher, batches, layers, {layers[name]: copy.deepcopy(norm) for name, norm in norms.items()},
+                          {}, progress)
+    for converted in report.converted:
+        norms[converted.norm].load_state_dict(teacher.get_submodule(converted.norm).state_dict())
+    return report
 
 
 def norms_to_fit(model: nn.Module) -> dict[str, OfflineNorm]:
@@ -212,30 +203,16 @@ def with_layer_norms(model: nn.Module) -> nn.Module:
 def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], targets: dict[nn.Module, OfflineNorm],
                  kept: dict[nn.Module, str], progress: bool) -> ConversionReport:
     """Replaces each LayerNorm by its target, fitted to it; `names` has all LayerNorms, also those `kept`."""
-    with eval_mode(model):
-        batches = all_batches(batches, partial(runs_on, model))
+    batches = all_batches(batches)
     if not batches:
         raise ConversionError('batches: there is none to take statistics from')
     replacements = {norm: with_fused_parts(target, norm) for norm, target in targets.items()}
-    stats: dict[nn.Module, InputStats] = {}
-    for name, norm in names.items():
-        stats.setdefault(norm, InputStats(norm, name))
-
     with eval_mode(model, *replacements.values()), tqdm(total=len(batches) * (2 + SWEEPS), desc='calibrating',
                                                         unit='batch', disable=None if progress else True) as bar:
         changes = disable_fast_path(model, [name for name in names if names[name] in targets])
         try:
-            with ExternalReaders(stats) as readers:
-                stats = _measure(model, batches, stats, bar)
-            obstacles = _obstacles(stats, readers.found)
+            stats, obstacles = _inspect(model, batches, names, kept, bar)
             targets = {norm: targets[norm] for norm in stats if norm in targets and norm not in obstacles}
-            if not targets:
-                reason = next(f'{stats[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
-                which = 'its LayerNorm cannot' if len(stats) == 1 else f'none of its {len(stats)} LayerNorms can'
-                raise ConversionError(f'model: {which} be converted: {reason}')
-            for norm, measured in stats.items():
-                if norm not in obstacles:
-                    measured.check('in the model as it is')
             set_submodules(model, {name: replacements[norm] for name, norm in names.items() if norm in targets})
             fitted = _fit(model, batches, {target: stats[norm] for norm, target in targets.items()}, bar)
             empty = {target: stats[norm].empty_copy() for norm, target in targets.items()}
@@ -247,7 +224,7 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], targets
             for module, name, value in changes:
                 setattr(module, name, value)
             raise
-    kept = {**obstacles, **kept}
+    refuse_save_pretrained(model)
     rows = []
     for norm, measured in stats.items():
         columns = {} if norm in obstacles else dict(
@@ -255,9 +232,32 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], targets
         if norm in targets:
             columns.update(before=fitted[targets[norm]].error(*measured.nearest()),
                            after=final[norm].error_of(targets[norm]))
-        rows.append(ConvertedNorm(measured.name, **columns, kept=kept.get(norm, '')))
-    samples, others = sum(map(_num_samples, batches)), _unknown_norms(model, names)
-    return ConversionReport(tuple(rows), samples, others, image_warnings(batches))
+        rows.append(ConvertedNorm(measured.name, **columns, kept=kept.get(norm) or obstacles.get(norm, '')))
+    return ConversionReport(tuple(rows), sum(map(num_samples, batches)), _unknown_norms(model, names),
+                            image_warnings(batches))
+
+
+def _inspect(model: nn.Module, batches: list, names: Mapping[str, nn.Module], kept: Mapping[nn.Module, str],
+             bar: tqdm) -> tuple[dict[nn.Module, InputStats], dict[nn.Module, str]]:
+    """The statistics of the inputs of all LayerNorms, in the order in which they run, and what no offline norm can be.
+
+    Raises:
+        ConversionError: no LayerNorm can be converted, or the input of one is not finite.
+    """
+    stats: dict[nn.Module, InputStats] = {}
+    for name, norm in names.items():
+        stats.setdefault(norm, InputStats(norm, name))
+    with ExternalReaders(stats) as readers:
+        stats = _measure(model, batches, stats, bar)
+    obstacles = _obstacles(stats, readers.found)
+    if kept.keys() | obstacles.keys() == stats.keys():
+        reason = next(f'{stats[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
+        which = 'its LayerNorm cannot' if len(stats) == 1 else f'none of its {len(stats)} LayerNorms can'
+        raise ConversionError(f'model: {which} be converted: {reason}')
+    for norm, measured in stats.items():
+        if norm not in obstacles:
+            measured.check('in the model as it is')
+    return stats, obstacles
 
 
 def _obstacles(stats: Mapping[nn.Module, InputStats], readers: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
@@ -437,15 +437,6 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
     return fitted
 
 
-def runs_on(model: nn.Module, batch) -> bool:
-    """Whether a model runs on a batch."""
-    try:
-        _run(model, batch)
-    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError):
-        return False
-    return True
-
-
 def run_checked(model: nn.Module, batch) -> None:
     """`_run`, with an error that explains batches: single images, or arrays, are likely mistakes."""
     inputs = _inputs(batch)
@@ -475,9 +466,3 @@ def _run(model: nn.Module, batch) -> None:
 def _inputs(batch):
     """The input of the model: the first entry of a tuple or list."""
     return batch[0] if isinstance(batch, (tuple, list)) else batch
-
-
-def _num_samples(batch) -> int:
-    """Number of samples in a batch; 0 if unknown."""
-    inputs = _inputs(batch)
-    return len(inputs.get('inputs', ()) if isinstance(inputs, Mapping) else inputs)

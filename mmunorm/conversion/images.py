@@ -1,116 +1,92 @@
-"""The images that users pass: a tensor, a data set, a DataLoader or batches, as single images or as batches."""
+"""The images that users pass: a tensor, batches or a DataLoader; as batches, or as single images by index."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .report import ConversionError
 
-MEASURED = 512  # maximum number of images of a data set that statistics are taken from
-STACKED = 16  # images in a batch of single images
-MAX_CHANNELS = 4  # of an image; a tensor with more may be a batch of tokens
+MEASURED = 512  # images of a DataLoader that statistics are taken from
 FEW = 8  # different images; fewer are suspicious
 LARGE = 20.  # normalized images have smaller values
 
 
 class _LoaderImages(Sequence):
-    """The images of a DataLoader as batches of one, by index, in the order of its data set."""
+    """The single images of a DataLoader's data set."""
 
     def __init__(self, loader: DataLoader):
         self.loader = loader
-        # At most once each: samplers of mmengine do not end.
-        self.indices = sorted(set(islice(loader.sampler, len(loader.dataset))))
-        if hasattr(loader.dataset, 'paths'):
-            self.paths = [loader.dataset.paths[i] for i in self.indices]
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return len(self.loader.dataset)
 
     def __getitem__(self, index: int) -> Tensor:
-        return _image(self.batch([index]))[0]
-
-    def batch(self, indices: Sequence[int]):
-        return self.loader.collate_fn([self.loader.dataset[self.indices[i]] for i in indices])
+        return _input(self.loader.collate_fn([self.loader.dataset[index]]))[0]
 
 
 def single_images(images, name: str) -> Sequence:
-    """Single images by index, of what :func:`mmunorm.adapt` takes; what cannot be indexed is held in memory.
+    """Single images by index: a tensor `(N, C, H, W)` or a data set of images, or those of batches or a DataLoader.
+
+    Batches are held in memory.
 
     Raises:
-        ConversionError: there is none.
+        ConversionError: there is none, or a batch is no tensor `(N, C, H, W)`.
     """
-    kind = type(images).__name__
-    if _has_indices(images):
-        images = _LoaderImages(images)
-    elif isinstance(images, Mapping):
-        images = [images]
-    elif not _is_sequence(images):
-        images = list(images) if isinstance(images, Iterable) else []
-    if not len(images):
-        raise ConversionError(f'{name}: {kind}; must be a tensor (N, C, H, W), images (C, H, W), batches, a data set '
-                              'or a DataLoader, with at least one image')
-    first = None if isinstance(images, (Tensor, _LoaderImages)) else _image(images[0])
-    if isinstance(first, Tensor) and first.dim() == 4:
-        return [image for i in range(len(images)) for image in _image(images[i])]
+    if isinstance(images, DataLoader) and not isinstance(images.dataset, IterableDataset):
+        found = _LoaderImages(images)
+    elif isinstance(images, (Tensor, Dataset)):
+        found = images
+    else:
+        found = [image for batch in images for image in _batch(batch, name)] if isinstance(images, Iterable) else []
+    if not len(found):
+        raise ConversionError(f'{name}: {type(images).__name__}; must be a tensor (N, C, H, W), batches or a '
+                              'DataLoader, with at least one image')
+    return found
+
+
+def all_batches(batches) -> list:
+    """Batches as a list: a tensor or Mapping is one; of a DataLoader, those of the first 512 samples."""
+    if isinstance(batches, (Tensor, Mapping)):
+        return [batches]
+    if not isinstance(batches, DataLoader):
+        return list(batches)
+    taken, samples = [], 0
+    for batch in batches:
+        taken.append(batch)
+        samples += num_samples(batch)
+        if samples >= MEASURED:
+            break
+    return taken
+
+
+def num_samples(batch) -> int:
+    """Number of samples in a batch; 0 if unknown."""
+    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+    found = _input(inputs) if isinstance(inputs, Mapping) else inputs
+    return len(found) if isinstance(found, (Tensor, list)) else 0
+
+
+def _input(batch):
+    """The images of a batch: itself, the first of a tuple or list, or of a Mapping `inputs` or the first image."""
+    if isinstance(batch, (tuple, list)) and batch:
+        return batch[0]
+    if isinstance(batch, Mapping):
+        tensors = (value for value in batch.values() if isinstance(value, Tensor) and value.dim() >= 3)
+        return batch['inputs'] if 'inputs' in batch else next(tensors, None)
+    return batch
+
+
+def _batch(batch, name: str) -> Tensor:
+    images = _input(batch)
+    if not isinstance(images, Tensor) or images.dim() != 4:
+        what = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
+        raise ConversionError(f'{name}: a batch is {what}; must be a tensor (N, C, H, W)')
     return images
-
-
-def all_batches(images, takes: Callable[[object], bool]) -> list:
-    """Batches of what :func:`mmunorm.convert_norms` takes; `takes` returns whether the model takes a batch.
-
-    Of a data set, or the DataLoader of one, these are up to 512 images, evenly spaced.
-    """
-    if isinstance(images, (Tensor, Mapping)):
-        return [images]
-    if _has_indices(images) and len(images.dataset) > MEASURED:
-        loaded, size = _LoaderImages(images), images.batch_size or STACKED
-        chosen = evenly_spaced(len(loaded), MEASURED)
-        return [loaded.batch(chosen[start:start + size]) for start in range(0, len(chosen), size)]
-    if not _is_sequence(images):
-        images = list(images)
-    first = _image(images[0]) if len(images) else None
-    # Three dimensions are an image, or a batch of tokens; convolutions take a single image, too.
-    is_single = isinstance(first, Tensor) and first.dim() == 3 and (isinstance(images, Dataset) or takes(
-        default_collate([images[0]])) and (len(first) <= MAX_CHANNELS or not takes(images[0])))
-    if not is_single:
-        return [images[i] for i in range(len(images))]
-    number = len(images) if isinstance(images, (list, tuple)) else MEASURED
-    return _stacked([images[i] for i in evenly_spaced(len(images), number)])
-
-
-def _stacked(samples: list) -> list:
-    """Batches of samples; successive images of equal shape share a batch."""
-    batches = []
-    for _, group in groupby(samples, lambda sample: _image(sample).shape):
-        group = list(group)
-        batches += [default_collate(group[start:start + STACKED]) for start in range(0, len(group), STACKED)]
-    return batches
-
-
-def _has_indices(images) -> bool:
-    """Whether this is a DataLoader whose samples can be read by index."""
-    return (isinstance(images, DataLoader) and images.batch_sampler is not None
-            and not isinstance(images.dataset, IterableDataset))
-
-
-def _is_sequence(images) -> bool:
-    return hasattr(images, '__len__') and hasattr(images, '__getitem__')
-
-
-def _image(sample):
-    """The image or images of a sample or batch: itself, the first of a tuple, or a tensor of a Mapping."""
-    if isinstance(sample, (tuple, list)) and sample:
-        return _image(sample[0])
-    if isinstance(sample, Mapping):
-        tensors = [value for value in sample.values() if isinstance(value, Tensor) and value.dim() >= 3]
-        return tensors[0] if tensors else sample
-    return sample
 
 
 def batches_of(images: Sequence, batch_size: int, device: torch.device, name: str) -> Iterator[Tensor]:
@@ -124,7 +100,7 @@ def batch_of(images: Sequence, indices: Iterable[int], device: torch.device, nam
     """A batch of images `(N, C, H, W)` on a device; smaller images are padded with zeros at the bottom and right."""
     found = []
     for i in indices:
-        image = _image(images[i])
+        image = images[i]
         if not isinstance(image, Tensor) or image.dim() != 3 or found and len(image) != len(found[0]):
             what = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
             raise ConversionError(f'{name}[{i}]: {what}; must be a tensor (C, H, W) with the C of the others')
@@ -170,9 +146,8 @@ def image_warnings(batches: Iterable, few: int = FEW) -> tuple[str, ...]:
     return (f'suspicious images: {"; ".join(notes)}', ) if notes else ()
 
 
-def _images(batch) -> Iterable[Tensor]:
-    """The single images of a batch, also of mmengine's, with images of several sizes in a list."""
-    inputs = batch.get('inputs') if isinstance(batch, Mapping) else None
-    images = inputs if isinstance(inputs, (list, tuple)) else _image(batch)
-    is_images = isinstance(images, (list, tuple)) or isinstance(images, Tensor) and images.dim() == 4
+def _images(batch) -> list[Tensor]:
+    """The single images of a batch; those of mmengine may have several sizes, in a list."""
+    images = _input(batch)
+    is_images = isinstance(images, list) or isinstance(images, Tensor) and images.dim() == 4
     return [image for image in images if isinstance(image, Tensor) and image.numel()] if is_images else []

@@ -1,10 +1,8 @@
-"""The report of a conversion, as text, Markdown and plain data, and its error."""
+"""The report of a conversion, as text and Markdown, and its error."""
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from ..tables import markdown_table
 from ..utils import plural
@@ -75,14 +73,6 @@ class ConversionReport:
         others = f', {plural(len(self.others), "other norm")} kept, such as {self.others[0]}' if self.others else ''
         return f'{len(self.converted)} of {plural(len(self.norms), "LayerNorm")} converted{left}{of}{others}'
 
-    def stages(self) -> list[str]:
-        """A line for each stage, by the norms' names up to the first number: number of norms and largest error."""
-        stages = defaultdict(list)
-        for norm in self.converted:
-            stages[re.match(r'\D*\d*', norm.norm)[0]].append(norm.after)
-        return [f'{stage}: {plural(len(errors), "norm")}, error up to {max(errors):.1%}'
-                for stage, errors in stages.items()]
-
     def __str__(self) -> str:
         rows = [COLUMNS, *map(_cells, self.norms)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -93,11 +83,6 @@ class ConversionReport:
         """The table in Markdown."""
         lines = markdown_table(COLUMNS, ([f'`{name}`', *cells] for name, *cells in map(_cells, self.norms)))
         return '\n'.join([self.summary() + '.', *(f'\n{note}.' for note in self.notes), '', *lines, ''])
-
-    def as_dict(self) -> dict:
-        """Plain data for a JSON file."""
-        norms = [{**asdict(norm), 'verdict': norm.verdict} for norm in self.norms]
-        return dict(samples=self.samples, others=list(self.others), notes=list(self.notes), norms=norms)
 
 
 def _cells(norm: ConvertedNorm) -> tuple[str, ...]:

@@ -1,19 +1,17 @@
 """Running statistics that are measured again, as `torch.optim.swa_utils.update_bn` does for torch's BatchNorms."""
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..fusion.plan import unwrapped
+from ..modules import eval_mode, unwrapped
 from ..norms import OfflineNorm
 from ..norms.layers import channel_axis, input_of
 from ..registry import print_log
-from ..utils import check_module, eval_mode
+from ..utils import check_module
 from .calls import hooked
-from .convert import ConversionError, run_checked, runs_on
+from .convert import ConversionError, run_checked
 from .images import all_batches, image_warnings
 from .statistics import valid_tokens
 
@@ -31,8 +29,8 @@ def update_norms(model: nn.Module, batches, progress: bool = False) -> None:
 
     Args:
         model (nn.Module): with offline norms, also in a wrapper such as `torch.optim.swa_utils.AveragedModel`.
-        batches: training images, as for :func:`mmunorm.convert_norms`: of a data set, or the DataLoader of one, 512
-            evenly spaced images are used. A warning says what is suspicious about them, such as copies of one.
+        batches: training images, as for :func:`mmunorm.convert_norms`. A warning says what is suspicious about them,
+            such as copies of one.
         progress (bool): show a progress bar. Defaults to False.
 
     Raises:
@@ -45,8 +43,7 @@ def update_norms(model: nn.Module, batches, progress: bool = False) -> None:
     if not norms:
         raise ConversionError(f'model: {type(model).__name__} has no norm with running statistics of mmunorm')
     inner = unwrapped(model)
-    with eval_mode(model):
-        batches = all_batches(batches, partial(runs_on, inner))
+    batches = all_batches(batches)
     before = [(buffer, buffer.clone()) for norm in norms.values() for buffer in norm.buffers()]
     sums: dict[nn.Module, Tensor] = {}
 

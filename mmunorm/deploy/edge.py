@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from ..norms.replace import replace_modules
+from ..modules import replace_modules
 from .graphs import ClassifierGraph, DetectorGraph, Pixels, named_outputs
 from .performer import EdgePerformer, EdgeT2T, is_folded_t2t, is_performer, pair
 

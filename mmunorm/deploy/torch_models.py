@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..utils import PreflightError, check_module, error_text, eval_mode, written_file
+from ..modules import eval_mode
+from ..utils import PreflightError, check_module, error_text, written_file
 from .exportable import Exportable, norms_left
 from .exported import ExportedModel
 from .formats import format_of

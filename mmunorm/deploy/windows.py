@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..norms.replace import is_any, replace_modules
+from ..modules import is_any, replace_modules
 
 _MODULES = ('mmpretrain.models.utils.attention', 'mmdet.models.backbones.swin')
 

@@ -2,12 +2,9 @@
 from __future__ import annotations
 
 import copy
-import os
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from mmengine.dataset import pseudo_collate
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from mmpretrain.models.classifiers import BaseClassifier
@@ -15,14 +12,11 @@ from torch import Tensor, nn
 
 from ..checkpoints.loading import load_weights
 from ..config.models import build_model
-from ..conversion import AdaptReport, adapt
-from ..conversion.checkpoint import layer_norm_config
+from ..config.presets import layer_norm_config
 from ..conversion.statistics import error_over_variance
-from ..norms.layers import norm_layers
 from ..utils import PreflightError
+from .conversion import backbone_of
 from .runner import unwrapped_model
-
-RATE = 1e-3  # of the adaptation, which lowers it if the loss rises
 
 
 @HOOKS.register_module()
@@ -115,42 +109,3 @@ def feature_distance(student: tuple[Tensor, ...], teacher: tuple[Tensor, ...]) -
     """The squared error over the teacher's variance, mean over the feature maps, `()`."""
     pairs = ((a.float().flatten(), b.float().flatten()) for a, b in zip(student, teacher, strict=True))
     return torch.stack([error_over_variance(*pair) for pair in pairs]).mean()
-
-
-def backbone_of(model: nn.Module) -> nn.Module | None:
-    """The part of an OpenMMLab model that is adapted: the backbone, or else the child with all norms, if not frozen.
-
-    The latter is the model of timm or transformers in a classifier of mmpretrain around it.
-    """
-    norms = {norm for _, norm in norm_layers(model)}
-    parts = [model.backbone] if hasattr(model, 'backbone') else [
-        child for child in model.children() if norms <= set(child.modules())]
-    return next((part for part in parts if any(weight.requires_grad for weight in part.parameters())), None)
-
-
-class _Inputs(Sequence):
-    """Preprocessed images `(3, H, W)`, the inputs of a backbone; `paths` are those of their files."""
-
-    def __init__(self, samples: Sequence[dict], preprocessor: nn.Module):
-        self.samples, self.preprocessor = samples, preprocessor
-        self.paths = getattr(samples, 'paths', None) or [
-            sample['data_samples'].get('img_path') or f'image {i}' for i, sample in enumerate(samples)]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    @torch.no_grad()
-    def __getitem__(self, index: int) -> Tensor:
-        return self.preprocessor(pseudo_collate([self.samples[index]]), False)['inputs'][0]
-
-
-def adapt_backbone(model: nn.Module, teacher: nn.Module, samples: Sequence[dict], steps: int, batch_size: int,
-                   work_dir: str | os.PathLike | None = None) -> AdaptReport:
-    """Trains a converted backbone, in place, to reproduce its outputs with LayerNorm (:func:`mmunorm.adapt`).
-
-    A third of the steps is block by block. `model` must have a :func:`backbone_of`; `teacher` is the backbone with
-    LayerNorm, and `samples` are single images as of `FolderImages` or `samples_of`.
-    """
-    return adapt(backbone_of(model), teacher, _Inputs(samples, model.data_preprocessor), steps - steps // 3,
-                 block_steps=steps // 3, batch_size=batch_size, lr=RATE, block_lr=RATE, work_dir=work_dir,
-                 progress=True)

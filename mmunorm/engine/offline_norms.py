@@ -21,7 +21,7 @@ from ..norms import Norm, OfflineNorm, convert_sync
 from ..norms.base import check_count
 from ..utils import PreflightError, write_text
 from .calibration import samples_of, training_batches
-from .distillation import adapt_backbone, backbone_of
+from .conversion import adapt_backbone, backbone_of
 from .repeatable import seed_everything
 from .runner import saves_after_this_step, unwrapped_model
 
@@ -32,8 +32,8 @@ class OfflineNormHook(Hook):
 
     - If a run starts from a LayerNorm checkpoint, which has the norms' scale but no statistics, the hook fits the norms
       to the LayerNorms on training images (:func:`mmunorm.conversion.convert_loaded`), and trains the backbone to
-      reproduce its outputs (:func:`mmunorm.adapt`). The log has a line for each stage of the model,
-      `conversion.md` in the work directory a table. In a distributed run, the first process does this for all.
+      reproduce its outputs (:func:`mmunorm.adapt`). `conversion.md` in the work
+      directory has the table. In a distributed run, the first process does this for all.
     - It refuses to test with such a checkpoint, and to train norms with `centered='frozen'` from weights without means.
     - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then start their
       warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does, and if each short
@@ -126,8 +126,6 @@ class OfflineNormHook(Hook):
             if isinstance(norm, OfflineNorm):
                 norm.lacks_statistics = False
         if get_rank() == 0:
-            for line in report.stages():
-                runner.logger.info(line)
             table = Path(runner.work_dir) / 'conversion.md'
             write_text(table, report.markdown())
             runner.logger.info(f'{report.summary()}: {table}')
@@ -163,7 +161,7 @@ def _check_means(model: nn.Module) -> None:
     Single norms may lack them, such as the output norms of a detector whose backbone comes from a classifier.
     """
     means = [module.running_mean for module in model.modules()
-             if isinstance(module, OfflineNorm) and module.centered == 'frozen' and not module.mixes_layer_norm]
+             if isinstance(module, OfflineNorm) and module.centered == 'frozen']
     if means and not any(mean.any() for mean in means):
         raise PreflightError(
             "centered='frozen' keeps the means of the weights that a run starts from, and of the model's "

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
+from ..modules import map_tensors
 from .rules import Example
 
 
@@ -92,15 +93,6 @@ def _other_sizes(example) -> Iterator[Tensor]:
             yield example[:, torch.arange(other, device=example.device) % length]
 
 
-def map_tensors(function: Callable[[Tensor], object], value):
-    """`value` with each tensor in its dicts, tuples and lists replaced by what `function` returns for it."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, dict):
-        return {key: map_tensors(function, item) for key, item in value.items()}
-    return type(value)(map_tensors(function, item) for item in value) if type(value) in (tuple, list) else value
-
-
 def copy_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """A copy of a model in eval mode, of `dtype` or its own. Raises a RuntimeError if it cannot be copied."""
     # Computed tensors, such as a pruned weight, are copied without their graph.
@@ -151,14 +143,3 @@ def _plain(layer: nn.Module) -> nn.Module:
         _parameters=dict(weight=nn.Parameter(weight, layer.parametrizations.weight.original.requires_grad),
                          **layer._parameters))
     return plain
-
-
-def tensors_in(value, depth: int = 6) -> Iterator[Tensor]:
-    """The tensors of an argument or output: in containers, and in the attributes of other objects."""
-    if isinstance(value, Tensor):
-        yield value
-    elif depth:
-        if not isinstance(value, (tuple, list)):
-            value = (value if isinstance(value, Mapping) else getattr(value, '__dict__', {})).values()
-        for part in value:
-            yield from tensors_in(part, depth - 1)

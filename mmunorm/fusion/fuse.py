@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 import torch
 from torch import Tensor, nn
 
+from ..modules import uncompiled, unwrapped
 from ..norms.base import check_choice
 from ..utils import check_module, plural
 from .attention import OutputMeans, find_attentions
@@ -17,7 +18,7 @@ from .examples import Run, copy_of, runs_of
 from .folds import Fold
 from .norms import statistic_of
 from .obstacles import Obstacle
-from .plan import FoldPlan, uncompiled, unwrapped
+from .plan import FoldPlan
 from .report import PLAIN, FusionReport, by_reason
 from .rewrite import apply
 from .rules import check_names

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..compat import rms_norm
+from ..compat import add_safe_globals, rms_norm
 from ..norms import Norm
 from .scopes import check_scope
 
@@ -30,10 +30,9 @@ class FoldedAway:
     dtype = property(refuse)
 
 
-# Before 2.4, a file of tensors and plain data can have no such mark.
-MARKS_FILES = hasattr(torch.serialization, 'add_safe_globals')
-if MARKS_FILES:
-    torch.serialization.add_safe_globals([FoldedAway])
+add_safe_globals([FoldedAway])
+NOT_SAVED = ('the model is folded, and from_pretrained would load its weights into a model that has the norms. Use '
+             'mmunorm.save_folded(model, path) and mmunorm.load_folded(path, model)')
 
 
 class Folded(nn.Module):

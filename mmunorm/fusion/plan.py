@@ -2,8 +2,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -87,36 +86,6 @@ class FoldPlan:
                 self.fills[name] = fact.pad
             else:
                 self.joints.append(fact.within(name))
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model without wrappers that only call it: torch.compile's, DDP's, averaged models."""
-    while True:
-        parts = [name for name, _ in model.named_children()]
-        if '_orig_mod' in parts:
-            model = model._orig_mod
-        elif parts == ['module'] and type(model).__module__.partition('.')[0] in ('torch', 'mmengine'):
-            model = model.module
-        else:
-            return model
-
-
-@contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
-    """A context in which compiled parts of a model are the parts themselves, with the names of a model without them."""
-    def exchange(name: str, part: nn.Module, other: nn.Module) -> None:
-        owner, _, child = name.rpartition('.')
-        if getattr(model.get_submodule(owner), child) is part:  # not a norm that has been folded
-            setattr(model.get_submodule(owner), child, other)
-
-    compiled = {name: part for name, part in model.named_modules(remove_duplicate=False) if hasattr(part, '_orig_mod')}
-    for name, part in reversed(compiled.items()):  # the innermost first
-        exchange(name, part, part._orig_mod)
-    try:
-        yield
-    finally:
-        for name, part in compiled.items():
-            exchange(name, part._orig_mod, part)
 
 
 def call_obstacle(module: nn.Module) -> Obstacle | None:

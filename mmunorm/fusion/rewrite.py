@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ..compat import forget_compiled_code
-from ..norms.replace import disable_fast_path
+from ..modules import disable_fast_path, refuse_save_pretrained
 from .attention import AttentionFold
 from .basis import NewNorm, Rotation, new_norms
 from .examples import with_plain_weights
 from .folds import Fold, Site, StreamBasis, Writer, join
-from .layers import Folded, FoldedNorm, FoldedNormAct, built
+from .layers import NOT_SAVED, Folded, FoldedNorm, FoldedNormAct, built
 from .norms import has_act
 from .padding import zero_token
 from .plan import FoldPlan
-from .scopes import hold, refuse_hidden_states, refuse_save_pretrained, set_scopes
+from .scopes import hold, refuse_hidden_states, set_scopes
 
 
 @torch.no_grad()
@@ -50,7 +50,7 @@ def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
     set_streams(model, plan.rotations)
     hold(model, held)
     set_scopes(model, _scopes(plan))
-    refuse_save_pretrained(model, lambda module: isinstance(module, Folded))
+    refuse_save_pretrained(model, lambda part: isinstance(part, Folded), NOT_SAVED)
     if plan.rotations:
         refuse_hidden_states(model)
     forget_compiled_code()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 
 from torch import fx, nn
@@ -168,15 +168,3 @@ def refuse_hidden_states(model: nn.Module) -> None:
     for module in hugging_face_models(model):
         if not any(isinstance(hook, RefusedHiddenStates) for hook in module._forward_pre_hooks.values()):
             module.register_forward_pre_hook(RefusedHiddenStates(), with_kwargs=True)
-
-
-def refuse_save_pretrained(model: nn.Module, is_changed: Callable[[nn.Module], bool]) -> None:
-    """Makes `save_pretrained` of changed models, such as those of transformers, an error."""
-    for module in model.modules():
-        if hasattr(type(module), 'save_pretrained') and any(map(is_changed, module.modules())):
-            module.save_pretrained = _refused_save_pretrained
-
-
-def _refused_save_pretrained(*args, **kwargs):
-    raise RuntimeError('save_pretrained: the model is folded, and from_pretrained would load its weights into a model '
-                       'that has the norms. Use mmunorm.save_folded(model, path) and mmunorm.load_folded(path, model)')

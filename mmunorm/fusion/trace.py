@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..modules import map_tensors, tensors_in
 from ..norms.layers import channel_axis, input_of
-from .examples import Run, map_tensors, tensors_in
+from .examples import Run
 from .folds import Use
 from .norms import has_act
 from .obstacles import Obstacle

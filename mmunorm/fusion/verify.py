@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .examples import Run, copy_of, tensors_in
+from ..modules import tensors_in
+from .examples import Run, copy_of
 from .folds import Fold, JointFold
 from .obstacles import Obstacle
 from .plan import FoldPlan

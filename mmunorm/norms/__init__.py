@@ -6,7 +6,7 @@ from .dyt import Derf, DyT
 from .mabn import MABN
 from .no_norm import NoNorm
 from .pn import PN
-from .rep_bn import PRepBN, RepBN
+from .rep_bn import RepBN
 from .replace import replace_norms
 from .rmsn import RMSN
 from .sync import convert_sync, revert_sync
@@ -18,6 +18,6 @@ TOKEN_NORMS = tuple(name for name, cls in list(globals().items())
                     if MODELS.module_dict.get(name) is cls and not issubclass(cls, ChannelsFirst))
 
 __all__ = [
-    'MABN', 'PN', 'RMSN', 'UN', 'Derf', 'DyT', 'MABN2d', 'NoNorm', 'Norm', 'OfflineNorm', 'PRepBN', 'RepBN', 'RepBN2d',
+    'MABN', 'PN', 'RMSN', 'UN', 'Derf', 'DyT', 'MABN2d', 'NoNorm', 'Norm', 'OfflineNorm', 'RepBN', 'RepBN2d',
     'SyncUN', 'SyncUN2d', 'TokenBN', 'TokenBN2d', 'UN2d', 'convert_sync', 'replace_norms', 'revert_sync'
 ]

@@ -53,13 +53,12 @@ class RepBN2d(ChannelsFirst, RepBN):
 _FOR_MAPS = {cls.__bases__[1]: cls for cls in (UN2d, SyncUN2d, MABN2d, TokenBN2d, RepBN2d)}
 
 
-def for_maps(norm: nn.Module) -> nn.Module:
-    """Makes a norm over tokens one over the channels of `(N, C, H, W)`, in place; a ValueError if there is none."""
-    if isinstance(norm, ChannelsFirst):
+def for_maps(norm: type[nn.Module]) -> type[nn.Module]:
+    """The class that normalizes the channels of `(N, C, H, W)` as `norm` does tokens; a ValueError if there is none."""
+    if isinstance(norm, type) and issubclass(norm, ChannelsFirst):
         return norm
-    if type(norm) not in _FOR_MAPS:
+    if norm not in _FOR_MAPS:
         names = ', '.join(cls.__name__ for cls in _FOR_MAPS)
-        raise ValueError(f'norm_cfg: {type(norm).__name__} does not support inputs (N, C, H, W), which this model '
+        raise ValueError(f'norm_cfg: {norm.__name__} does not support inputs (N, C, H, W), which this model '
                          f'normalizes; use one of {names}')
-    norm.__class__ = _FOR_MAPS[type(norm)]
-    return norm
+    return _FOR_MAPS[norm]

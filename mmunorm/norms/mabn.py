@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..registry import MODELS
 from .averages import arithmetic_mean, push
-from .recompute import Step
 from .state import check_window
+from .step import Step
 from .un import OfflineNorm
 
 

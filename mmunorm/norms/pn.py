@@ -6,8 +6,8 @@ from torch import Tensor
 
 from ..registry import MODELS
 from .averages import finite_or
-from .recompute import Step
 from .rmsn import divide_by_rms
+from .step import Step
 from .un import OfflineNorm
 
 

@@ -1,33 +1,20 @@
-"""Activation checkpointing and torch.compile: a forward pass that is computed again is the training step it was."""
+"""Activation checkpointing: a forward pass that is computed again is the training step it was."""
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..compat import in_backward_pass, is_compiling
+from .step import Step, kept_for_backward
 
 # The most steps that one norm keeps.
 _MAX_PENDING = 64
 # A step without a graph is given up after so many later ones had their backward passes.
 _PATIENCE = 8
-
-
-class Step(NamedTuple):
-    """What the forward pass of one training step measured and decided; None if the norm does not need it."""
-    rstd: Tensor  # (C,) 1 / sqrt(var_hat + eps)
-    averaged: Tensor  # () bool: after the warm-up, and no outlier
-    outlier: Tensor | None = None  # () bool: the step ignores all averages
-    s: Tensor | None = None  # (C,) the statistic, finite
-    mean: Tensor | None = None  # (C,) mu_hat; of a centered norm
-    share: Tensor | None = None  # () this process's share of all tokens; of a synchronized norm
-    t: Tensor | None = None  # () number of the step, from 1; of PRepBN
-    measured: Tensor | None = None  # the statistics over tokens, of this process alone
-    scale: Tensor | None = None  # (C,) weight * rstd, if a kernel computes it beside rstd
 
 
 @dataclass(eq=False)
@@ -61,7 +48,7 @@ class PendingSteps:
     def step(self, new: Callable[[], Step], measure: Callable[[], Tensor]) -> Step:
         """The step of a forward pass: `new()`, or in a recomputed one the step that measured the same."""
         if is_compiling():
-            return _keep(new())
+            return kept_for_backward(new())
         if self._pending and in_backward_pass():
             return self._recall(measure)
         step = new()
@@ -131,32 +118,3 @@ class PendingSteps:
             return steps[index.numpy().item()]
         return Step(*(None if values[0] is None else torch.stack(values).index_select(0, index)[0]
                       for values in zip(*steps, strict=True)))
-
-
-# A compiled backward pass may compute a value again, from a buffer that the forward pass has changed since. So compiled
-# code stores the result of an opaque operator. (torch.library.custom_op takes twice as long a call.)
-_OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
-_OPERATORS.define('keep_for_backward(Tensor values) -> Tensor')
-
-
-@torch.library.impl(_OPERATORS, 'keep_for_backward', 'CompositeExplicitAutograd')
-def _keep_for_backward(values: Tensor) -> Tensor:
-    # In compiled code, nothing else detects a recomputed forward pass before it changes the state.
-    if in_backward_pass():
-        raise RuntimeError('activation checkpointing computes a compiled offline norm a second time, which '
-                           'would count its step twice: train without checkpointing (with_cp=False), or '
-                           'without torch.compile')
-    return values.clone()
-
-
-@torch.library.impl(_OPERATORS, 'keep_for_backward', 'Meta')
-def _shape_of_kept(values: Tensor) -> Tensor:
-    return torch.empty_like(values)
-
-
-def _keep(step: Step) -> Step:
-    """The values of a step as results of the opaque operator."""
-    kept = [value for value in step if value is not None]
-    packed = torch.cat([value.to(step.rstd.dtype).flatten() for value in kept])  # in one operation
-    parts = iter(torch.ops.mmunorm.keep_for_backward(packed).split([value.numel() for value in kept]))
-    return Step(*(None if value is None else next(parts).view_as(value).to(value.dtype) for value in step))

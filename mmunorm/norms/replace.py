@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
-from ..compat import forget_compiled_code
-from ..registry import MODELS, print_log
+from .. import modules
+from ..modules import disable_fast_path, is_any, set_submodules
+from ..registry import MODELS, registered
 from ..utils import check_module
 from .base import Norm, check_norm_cfg
 from .channels_first import for_maps
@@ -65,7 +66,16 @@ def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None 
         return new[model]
     disable_fast_path(model, list(old))
     set_submodules(model, {name: new[norm] for name, norm in old.items()})
+    refuse_save_pretrained(model)
     return model
+
+
+def refuse_save_pretrained(model: nn.Module) -> None:
+    """Makes `save_pretrained` of what holds norms of mmunorm, such as a model of transformers, an error."""
+    modules.refuse_save_pretrained(model, lambda part: isinstance(part, Norm), (
+        'the model has norms of mmunorm, and from_pretrained would build LayerNorms with its weights. Use '
+        'torch.save(model.state_dict(), path); to load it, call mmunorm.replace_norms(model, norm_cfg) before '
+        'model.load_state_dict'))
 
 
 def _share_parameters(old: nn.Module, new: nn.Module) -> None:
@@ -101,11 +111,6 @@ def is_layer_norm(norm: nn.Module) -> bool:
     return is_any(norm, _LAYER_NORMS)
 
 
-def is_any(module: nn.Module, names: Sequence[str]) -> bool:
-    """Whether a module is an instance of one of these classes, whose packages need not be installed."""
-    return any(f'{cls.__module__}.{cls.__qualname__}' in names for cls in type(module).__mro__)
-
-
 def eps_of(norm: nn.Module, dtype: torch.dtype) -> float:
     """What a norm adds to the variance; for torch's RMSNorm it may depend on the dtype of its input."""
     return torch.finfo(dtype).eps if norm.eps is None else norm.eps
@@ -132,43 +137,6 @@ def with_fused_parts(new: nn.Module, old: nn.Module) -> nn.Module:
     return sequence
 
 
-def disable_fast_path(model: nn.Module, names: list[str], quiet: bool = False) -> list[tuple[nn.Module, str, object]]:
-    """Makes the `nn.TransformerEncoderLayer`s that hold these norms call them in eval mode, too, in place.
-
-    torch's fast path reads the weights of the norms and computes LayerNorm itself. It is disabled for these layers and
-    the `nn.TransformerEncoder`s around them. Returns what was changed: module, attribute and previous value.
-    """
-    layers = {model.get_submodule(name.rpartition('.')[0]) for name in names}
-    layers = {layer for layer in layers if isinstance(layer, nn.TransformerEncoderLayer)}
-    encoders = [module for module in model.modules()
-                if isinstance(module, nn.TransformerEncoder) and not layers.isdisjoint(module.layers)]
-    if layers and not quiet:
-        print_log(f"torch's fast path is off for {len(layers)} nn.TransformerEncoderLayer: in eval mode it would "
-                  'compute LayerNorm in place of their norms', 'current')
-    changes = [(module, name, getattr(module, name))
-               for modules, name in ((layers, 'activation_relu_or_gelu'), (encoders, 'use_nested_tensor'))
-               for module in modules if hasattr(module, name)]
-    for module, name, value in changes:
-        setattr(module, name, type(value)(0))
-    return changes
-
-
-def set_submodules(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
-    """Sets modules of a model by full name, in place."""
-    for name, norm in norms.items():
-        parent, _, child = name.rpartition('.')
-        setattr(model.get_submodule(parent), child, norm)
-    forget_compiled_code()
-
-
-def replace_modules(model: nn.Module, is_old: Callable[[nn.Module], bool],
-                    new: Callable[[nn.Module], nn.Module]) -> nn.Module:
-    """Replaces each module that `is_old` selects by what `new` returns for it, in place; returns the model."""
-    parts = {name: new(part) for name, part in model.named_modules(remove_duplicate=False) if name and is_old(part)}
-    set_submodules(model, dict(reversed(parts.items())))  # the innermost first
-    return model
-
-
 @torch.no_grad()
 def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
     """Builds a norm from a config, with scale, shift, device, dtype, mode and `requires_grad` of a norm of `model`.
@@ -177,18 +145,17 @@ def build_like(norm_cfg: dict, old: nn.Module, model: nn.Module) -> nn.Module:
     """
     cfg = dict(norm_cfg)
     requires_grad = cfg.pop('requires_grad', True)
-    new = MODELS.build(dict(cfg, num_features=old.normalized_shape[0]))
     if is_channels_first(old):
-        new = for_maps(new)
+        cfg['type'] = for_maps(registered(cfg['type']))
+    new = MODELS.build(dict(cfg, num_features=old.normalized_shape[0]))
     # A LayerNorm without scale and shift has no device or dtype: then the model's.
     reference = next((p for p in (*old.parameters(), *model.parameters()) if p.is_floating_point()), None)
     if reference is not None:
         new.to(reference)
     for name in ('weight', 'bias'):
-        value = getattr(old, name, None)
-        for parameter in (getattr(new, name, None), getattr(new, f'ln_{name}', None)):  # the second: PRepBN's
-            if value is not None and parameter is not None:
-                parameter.copy_(value).requires_grad_(value.requires_grad)
+        value, parameter = getattr(old, name, None), getattr(new, name, None)
+        if value is not None and parameter is not None:
+            parameter.copy_(value).requires_grad_(value.requires_grad)
     trainable = [parameter.requires_grad for parameter in old.parameters()]
     if not requires_grad or trainable and not any(trainable):
         new.requires_grad_(False)  # `eta`, too

@@ -16,8 +16,9 @@ from . import kernels
 from .averages import arithmetic_mean, finite_or, geometric_mean, is_outlier, moving_average, not_finite, push
 from .base import check_choice
 from .kernels.reference import num_tokens, statistics_dtype, variance_and_mean
-from .recompute import PendingSteps, Step
+from .recompute import PendingSteps
 from .state import OfflineState, check_window
+from .step import Step
 from .sync import Ranks, is_synchronized, merge_backward, merge_forward
 
 
@@ -41,8 +42,6 @@ class OfflineNorm(OfflineState):
     loss_scale: Tensor | None = None
     # Whether the averages are UN's own, which have a Triton kernel.
     uses_fused_update = False
-    # Whether LayerNorm is blended in, so that `weight.grad` covers a part of the output.
-    mixes_layer_norm = False
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -101,7 +100,7 @@ class OfflineNorm(OfflineState):
         s = finite_or(statistic, self.running_var)
         var_hat, averaged, outlier = self.average(s, t > self.exact_steps, tokens)
         rstd = (var_hat + self.eps).rsqrt()
-        return Step(rstd, averaged, outlier, s, mean, share, t.clone() if self.mixes_layer_norm else None, measured)
+        return Step(rstd, averaged, outlier, s, mean, share, measured=measured)
 
     def _measure(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """Forward 1: the statistics over tokens, `s` `(C,)`; with `centered` variance and mean `(2, C)`."""

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from mmunorm.benchmark import measure, models, tasks
-from mmunorm.benchmark.folding import Settings, chart, markdown, run_benchmark, summarize
+from mmunorm.benchmark.folding import Settings, markdown, run_benchmark, summarize
 from mmunorm.benchmark.output import write_results
 from mmunorm.compat import OutOfMemoryError
 from mmunorm.deploy.exportable import norms_left
@@ -222,19 +222,9 @@ def test_a_row_without_memory(tmp_path):
     result, folder = result_of(fails=True), tmp_path / 'new/folder'
     cells = [line for line in markdown(result).splitlines() if line.startswith('|')]
     assert cells[2].startswith('| LN | out of memory | - |') and 'x)' not in cells[3]
-    write_results(result, 'text', chart(result), folder, 'benchmark')
+    write_results(result, 'text', folder, 'benchmark')
     assert json.loads((folder / 'benchmark.json').read_text())['rows'][0]['error'] == 'out of memory'
-    assert (folder / 'benchmark.md').read_text() == 'text' and (folder / 'benchmark.png').exists()
-
-
-@pytest.mark.parametrize('fails, labels, heights', [
-    (False, ['images/s relative to LN', 'MB relative to LN'], [[1.0, 2.0], [1.0, 0.75]]),
-    (True, ['images/s', 'MB'], [[8.0], [3.0]])])
-def test_a_chart_is_relative_to_ln_if_that_has_run(fails, labels, heights):
-    panels = chart(result_of(fails=fails)).axes
-    assert [axes.get_ylabel() for axes in panels] == labels
-    assert [[bar.get_height() for bar in axes.patches] for axes in panels] == heights
-    assert [label.get_text() for label in panels[0].get_xticklabels()] == ['LN', 'UN'][fails:]
+    assert (folder / 'benchmark.md').read_text() == 'text'
 
 
 # ---------------------------------------------------------------- all of it

@@ -56,7 +56,7 @@ def test_each_phase_comes_nearer_to_the_teacher(make, capsys):
     model.norm.eval()
     before = copy.deepcopy(teacher.state_dict())
     report = adapt(model, teacher, images(), 30, block_steps=30, progress=True, **FAST)
-    assert 'end to end, step 20 of 30: correlation 0.' in capsys.readouterr().out  # no terminal
+    assert 'end to end, step 20 of 30: loss 0.' in capsys.readouterr().out  # no terminal
     converted, blocks, whole = report.agreements.values()
     assert converted.tokens < min(blocks.tokens, whole.tokens)
     assert converted.pooled < blocks.pooled < whole.pooled
@@ -97,30 +97,27 @@ def test_a_step_sees_the_class_token_and_some_patch_tokens():
     assert sizes == {17, 65}  # of steps, and of what is measured
 
 
-def test_notes_on_one_image_and_on_a_teacher_of_somewhat_other_weights():
+def test_a_note_on_a_teacher_of_somewhat_other_weights_and_one_image():
     model, teacher = pair()
     model.blocks[0].attn.qkv.weight.data *= 1.3
     report = adapt(model, teacher, images(1), 6, **FAST)
     assert report.agreements['converted'].pooled is None and str(report)
-    assert report.notes[:2] == ("the model's weights, without norms, differ from the teacher's by 9% of their size",
-                                'the one image is trained on and measured on')
-
-
-def kinds_of_images():
-    """The same images in every form that is taken."""
-    data = torch.utils.data.TensorDataset(images(), torch.zeros(24))
-    return dict(tensor=images(), samples=list(images()), tuples=[(image, 0) for image in images()],
-                batches=images().split(10), pairs=[(images()[:9], 0), (images()[9:], 0)],
-                dicts=[dict(labels=torch.zeros(4), pixel_values=batch) for batch in images().split(4)],
-                generator=iter(images().split(7)), data_set=data,
-                loader=torch.utils.data.DataLoader(data, 5, shuffle=True), batch=dict(pixel_values=images()),
-                stream=torch.utils.data.DataLoader(Stream(), 5))
+    assert report.notes == ("the model's weights, without norms, differ from the teacher's by 9% of their size", )
 
 
 class Stream(torch.utils.data.IterableDataset):
 
     def __iter__(self):
         return iter(images())
+
+
+def kinds_of_images():
+    """The same images in every form that is taken."""
+    data = torch.utils.data.TensorDataset(images(), torch.zeros(24))
+    return dict(tensor=images(), batches=images().split(10), pairs=[(images()[:9], 0), (images()[9:], 0)],
+                dicts=[dict(labels=torch.zeros(4), pixel_values=batch) for batch in images().split(4)],
+                generator=iter(images().split(7)), loader=torch.utils.data.DataLoader(data, 5, shuffle=True),
+                stream=torch.utils.data.DataLoader(Stream(), 5))
 
 
 @pytest.mark.parametrize('kind', kinds_of_images())
@@ -134,7 +131,7 @@ def test_all_kinds_of_images(kind):
     expected = copy.deepcopy(teacher)
     convert_norms(expected, images())
     given = kinds_of_images()[kind]
-    if 'dict' in kind or kind == 'batch':  # keyword arguments
+    if kind == 'dicts':  # keyword arguments
         teacher.forward = lambda pixel_values, labels=None: Pooled.forward(teacher, pixel_values)
     convert_norms(teacher, given)
     for name, value in expected.norm.state_dict().items():
@@ -145,20 +142,6 @@ def test_useless_images_are_noted():
     model, teacher = pair(Pooled)
     report = adapt(model, teacher, torch.cat([images(14), images(2) * 0]), 1, block_steps=0, **FAST)
     assert report.notes[-1] == 'suspicious images: 2 of 2 have one value everywhere'
-
-
-class Named(list):
-    paths = [f'{i}.jpg' for i in range(24)]
-
-
-def test_the_report_names_the_worst_images():
-    model, teacher = pair()
-    flat = images()
-    flat[22] *= 0.01
-    for given, name in ((flat, 22), (Named(flat), '22.jpg')):
-        report = adapt(copy.deepcopy(model), teacher, given, 1, block_steps=0, **FAST)
-        worst = report.agreements['end to end'].worst_images
-        assert len(worst) == 3 and worst[0] == name and f'worst held-out images: {name}, ' in str(report)
 
 
 class Pooled(torch.nn.Module):
@@ -224,7 +207,7 @@ class PooledFirst(Pooled):
 
 
 @pytest.mark.parametrize('make, given', [
-    (PooledFirst, images()), (Pooled, [image[:, :height] for height in (16, 32, 24) for image in images(8)]),
+    (PooledFirst, images()), (Pooled, [images(8)[:, :, :height] for height in (16, 32, 24)]),
     (WithLoss, images())], ids=['pooled_first', 'images_of_several_sizes', 'output_without_dimensions'])
 def test_other_images_and_outputs(make, given):
     report = adapt(*pair(make), given, 20, block_steps=0, **FAST)
@@ -242,7 +225,7 @@ def test_the_correlation_with_a_constant_is_0():
     torch.manual_seed(0)
     teacher, model, given = ConstantOutput(), Pooled(), torch.randn(2, 3, 200, 200)
     convert_norms(model, given)
-    assert agreement(model, teacher, given).worst == agreement(teacher, teacher, given).worst == 0
+    assert agreement(model, teacher, given).tokens == agreement(teacher, teacher, given).tokens == 0
 
 
 class Gain(Pooled):
@@ -269,7 +252,7 @@ def test_the_norms_of_a_part_without_channels_are_the_parts(make, name):
     assert all(math.isfinite(check['loss']) for check in report.history) and list(report.norms) == [name]
 
 
-def test_steps_that_are_not_finite_are_skipped_and_a_rising_loss_goes_back(monkeypatch):
+def test_steps_that_are_not_finite_are_skipped_and_the_best_weights_kept(monkeypatch):
     model, teacher = pair()
     start, relative_error, calls = copy.deepcopy(model.state_dict()), adaptation._relative_error, []
 
@@ -287,7 +270,7 @@ def test_steps_that_are_not_finite_are_skipped_and_a_rising_loss_goes_back(monke
         if 'norm' not in name:
             torch.testing.assert_close(value, start[name], rtol=0, atol=0)
     report = adapt(model, teacher, images(), 40, block_steps=0, **dict(FAST, lr=1.))
-    assert report.history[-1]['rate'] < 0.5
+    assert report.history[-1]['loss'] > report.history[0]['loss'] / 2
     assert report.agreements['end to end'].score >= report.agreements['converted'].score
     assert all(weight.isfinite().all() for weight in model.parameters())
 
@@ -302,12 +285,10 @@ def test_a_phase_that_lowers_the_score_is_undone(monkeypatch):
     torch.testing.assert_close(model(images()), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_killed_run_resumes_and_ends_with_the_best_weights(tmp_path):
-    whole, teacher = pair()
-    adapt(whole, teacher, images(), 20, block_steps=20, **FAST)
-    model, _ = pair()
-    start = copy.deepcopy(model)
-    calls = []
+def test_an_interrupted_run_leaves_the_model_as_it_was():
+    model, teacher = pair()
+    model.train()
+    before, calls = copy.deepcopy(model), []
 
     def killed(batch, generator):
         calls.append(len(batch))
@@ -316,33 +297,9 @@ def test_a_killed_run_resumes_and_ends_with_the_best_weights(tmp_path):
         return adaptation.mirrored(batch, generator)
 
     with pytest.raises(KeyboardInterrupt):
-        adapt(model, teacher, images(), 20, block_steps=20, augment=killed, work_dir=tmp_path, **FAST)
-    saved = torch.load(tmp_path / 'adapt.pt', weights_only=True)['state_dict']
-    torch.testing.assert_close(saved, model.state_dict(), rtol=0, atol=0)
-    again = dict(block_steps=20, work_dir=tmp_path, **FAST)
-    other = copy.deepcopy(teacher)
-    other.norm.bias.data += 1
-    unlike, frozen, fitted = (copy.deepcopy(start) for _ in range(3))
-    unlike.head_drop.register_buffer('one_more', torch.ones(1))
-    frozen.cls_token.requires_grad_(False)
-    fitted.norm.weight.data *= 1.01
-    for first, arguments, what in ((start, (teacher, images(), 21), 'steps'), (start, (other, images(), 20), 'teacher'),
-                                   (start, (teacher, images() + 1, 20), 'images'), (unlike, None, 'model'),
-                                   (frozen, None, 'trained'), (fitted, None, 'model')):
-        before = copy.deepcopy(first.state_dict())
-        with pytest.raises(ConversionError, match=f'adapt.pt is of another adaptation: {what} differ; delete it, or'):
-            adapt(first, *arguments or (teacher, images(), 20), augment=killed, **again)
-        torch.testing.assert_close(first.state_dict(), before, rtol=0, atol=0)
-    start.norm.weight.data *= 1 + 1e-6  # as from sums in another order
-    calls.clear()
-    report = adapt(start, teacher, images(), 20, augment=killed, **again)
-    assert len(calls) == 1 + 10  # the first image's, and since the last check
-    assert report.notes == (f'continued from {tmp_path / "adapt.pt"}, end to end, step 10', )
-    assert_same(start, whole)
-    for write in (lambda path: path.write_bytes(b'half of a file'), lambda path: torch.save(saved, path)):
-        write(tmp_path / 'adapt.pt')
-        with pytest.raises(ConversionError, match='adapt.pt is damaged or no state of an adaptation; delete it'):
-            adapt(start, teacher, images(), 20, **again)
+        adapt(model, teacher, images(), 20, block_steps=20, augment=killed, **FAST)
+    assert_same(model, before)
+    assert model.training
 
 
 def broken(batch, index):
@@ -359,7 +316,7 @@ def broken(batch, index):
     (lambda a: a.update(block_lr='1e-4'), "block_lr must be a positive number, got '1e-4'"),
     (lambda a: a.update(augment=lambda x, _: None), 'images after augment: NoneType; must be floating-point'),
     (lambda a: a.update(augment=lambda x, _: x[..., :28]), 'after augment: VisionTransformer does not'),
-    (lambda a: a.update(held_out=broken(images(8), 5)), 'held_out: the outputs of 5 are not finite'),
+    (lambda a: a.update(held_out=broken(images(8), 5)), 'held_out: the outputs of the models are not finite'),
     (lambda a: a['teacher'].load_state_dict(dict(a['teacher'].state_dict(), **{'pos_embed': a['model'].pos_embed}),
                                             assign=True), 'teacher: shares pos_embed with the model'),
     (lambda a: a.update(images=[]), 'images: list; must be .* with at least one image'),
@@ -367,11 +324,12 @@ def broken(batch, index):
     (lambda a: a.update(images=5), 'images: int; must be a tensor'),
     (lambda a: a.update(teacher=pair(seed=1)[1]), "teacher: the model's weights, without norms, differ from the "
      "teacher's by 1[34].% of their size; pass the model that it was converted from"),
-    (lambda a: a.update(images=['cat.jpg']), r"images\[0\]: str; must be a tensor"),
+    (lambda a: a.update(images=['cat.jpg']), 'images: a batch is str; must be a tensor'),
     (lambda a: a.update(images=torch.zeros(4, 32, 32)), r'must be'),
     (lambda a: a.update(images=images().byte()), 'torch.uint8; must be floating'),
     (lambda a: a.update(images=torch.zeros(4, 3, 30, 32)), 'does not take'),
-    (lambda a: a.update(images=[torch.zeros(3, 32, 32), torch.zeros(1, 32, 32)] * 8), r'\(1, 32, 32\); must be'),
+    (lambda a: a.update(images=[torch.zeros(1, 3, 32, 32), torch.zeros(1, 1, 32, 32)] * 8), r'\(1, 32, 32\); must be'),
+    (lambda a: a.update(images=list(images())), r'images: a batch is \(3, 32, 32\); must be'),
     (lambda a: a.update(images=images() * torch.nan), 'not finite'),
     (lambda a: a.update(teacher=swin()), 'has another architecture'),
     (lambda a: a.update(teacher=a['model']), 'has no LayerNorm'),

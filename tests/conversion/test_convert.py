@@ -1,6 +1,5 @@
 """convert_norms and convert_loaded on small models: exactness, order, every target, what stays and is refused."""
 import copy
-import json
 from collections import UserDict
 
 import pytest
@@ -155,8 +154,6 @@ def test_the_report():
     assert text.startswith('2 of 3 LayerNorms converted, 1 kept, statistics of 40 samples\n')
     assert len({line.index('verdict') for line in text.splitlines() if 'verdict' in line}) == 1
     assert f'| `2` | {second.cv:.3f} |' in markdown and '||' not in markdown
-    data = json.loads(json.dumps(report.as_dict()))
-    assert data['norms'][1]['after'] == second.after and data['norms'][2]['verdict'] == kept.verdict
 
 
 @pytest.mark.parametrize('least, after, verdict', [
@@ -259,7 +256,6 @@ def test_norms_that_are_not_known_are_mentioned():
     assert report.others == ('1 (ScaleNorm)', '4 (GroupNorm)')
     line = '1 of 1 LayerNorm converted, statistics of 9 samples, 2 other norms kept, such as 1 (ScaleNorm)'
     assert str(report).startswith(f'{line}\n') and report.markdown().startswith(f'{line}.\n')
-    assert json.loads(json.dumps(report.as_dict()))['others'] == list(report.others)
     assert convert_norms(chain(), [tokens(9, 6)]).others == ()
 
 
@@ -362,18 +358,7 @@ def test_images_that_are_no_batches(batches, match):
     refused(match, timm_model('vit_tiny_patch16_224', None, depth=1), batches)
 
 
-def test_images_of_several_sizes_share_no_batch():
-    given = [torch.rand(3, size, size) for size in (32, 32, 16, 32)]
-    model = nn.Sequential(nn.AdaptiveAvgPool2d(8), timm_model('vit_tiny_patch16_224', None, depth=1, img_size=8))
-    other = copy.deepcopy(model)
-    batches = [torch.stack(given[:2]), given[2][None], given[3][None]]
-    assert convert_norms(model, given) == convert_norms(other, batches)
-    assert_same(model, other)
-
-
-@pytest.mark.parametrize('kind', [lambda data: data, lambda data: torch.utils.data.DataLoader(data, 100, shuffle=True)],
-                         ids=['data_set', 'loader'])
-def test_of_a_data_set_512_images_are_read(kind):
+def test_of_a_loader_512_samples_are_read():
     read = []
 
     class Images(torch.utils.data.Dataset):
@@ -385,8 +370,9 @@ def test_of_a_data_set_512_images_are_read(kind):
             read.append(index)
             return torch.rand(3, 8, 8), 0
 
-    assert convert_norms(timm_model('vit_tiny_patch16_224', None, depth=1, img_size=8), kind(Images())).samples == 512
-    assert set(read) <= set(torch.linspace(0, 1023, 512).long().tolist()) and len(set(read)) == 512
+    loader = torch.utils.data.DataLoader(Images(), 128, shuffle=True)
+    assert convert_norms(timm_model('vit_tiny_patch16_224', None, depth=1, img_size=8), loader).samples == 512
+    assert len(read) == 512
 
 
 @pytest.mark.parametrize('given, note', [
@@ -399,7 +385,7 @@ def test_of_a_data_set_512_images_are_read(kind):
 def test_useless_images_are_named(given, note):
     report = convert_norms(nn.Sequential(nn.Conv2d(3, 6, 4, 4), LayerNorm2d(6)), given)
     notes = [f'suspicious images: {note}'] if note else []
-    assert list(report.notes) == report.as_dict()['notes'] == notes
+    assert list(report.notes) == notes
     assert str(report).splitlines()[1:2 + len(notes)] == [*notes, '']
     assert all(f'\n{note}.\n' in report.markdown() for note in notes)
 
@@ -458,7 +444,6 @@ def refused(match, model, batches, norm_cfg=None, **kwargs):
     ('LayerNorm is no offline norm over tokens; take UN', chain, 'LN', ()),
     ('UN2d is no offline norm', chain, 'UN2d', ()),
     ('PN divides every token by its own', chain, 'PN', ()),
-    ('PRepBN blends LayerNorm in', chain, dict(type='PRepBN', steps=5), ()),
     ('its LayerNorm cannot be converted: norm did not run on these samples',
      lambda: Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), 'UN', ()),
     (r'over \(2, 6\); only .*; `keep` lets it stay', lambda: nn.Sequential(chain(), nn.LayerNorm((2, 6))), 'UN', ()),

@@ -86,7 +86,7 @@ def test_norms_that_do_not_run_and_padding():
 
 @pytest.mark.parametrize('given, message', [
     (torch.randn(9, 3, 4, 4), []),
-    (list(torch.randn(1, 3, 4, 4).expand(9, -1, -1, -1)), ['only 1 different, where a few hundred are usual'])])
+    (torch.randn(1, 3, 4, 4).expand(9, -1, -1, -1), ['only 1 different, where a few hundred are usual'])])
 def test_useless_images_are_named(given, message, monkeypatch):
     lines = []
     monkeypatch.setattr(update, 'print_log', lambda line, logger: lines.append(line))

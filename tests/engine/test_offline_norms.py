@@ -14,13 +14,13 @@ from torch.utils.data import BatchSampler, SequentialSampler
 
 from mmunorm.engine import OfflineNormHook, set_loss_scale
 from mmunorm.engine.offline_norms import _small_last_batch
-from mmunorm.norms import MABN, PN, UN, PRepBN, TokenBN
+from mmunorm.norms import MABN, PN, UN, TokenBN
 from mmunorm.utils import PreflightError
 
 from ..runs import loader, runner
 from ..versions import CPUGradScaler, amp_on_a_cpu
 
-NAMED = re.compile('warmup_iters|PRepBN|last of the')
+NAMED = re.compile('warmup_iters|last of the')
 
 
 class Model(BaseModel):
@@ -53,7 +53,6 @@ def warnings(monkeypatch):
 @pytest.mark.parametrize('norm, steps, text', [
     (lambda: UN(4, warmup_iters=10), 10, '10 training steps .*warmup_iters=10'),
     (lambda: UN(4, warmup_iters=10), 11, None), (lambda: MABN(4, warmup_iters=9), 4, 'MABN never .*warmup_iters=9'),
-    (lambda: PRepBN(4, steps=8), 5, '8 more training steps, and the run has 5'), (lambda: PRepBN(4, steps=5), 5, None),
     (lambda: TokenBN(4), 4, None), (lambda: nn.LayerNorm(4), 4, None)])
 def test_warns_once_of_a_run_that_ends_in_warmup(tmp_path, warnings, norm, steps, text):
     run(tmp_path, steps, norm())
@@ -69,13 +68,6 @@ def test_fine_tuning_starts_the_warmup_again_and_resuming_does_not(tmp_path, nor
     assert not torch.equal(tuned.running_var, torch.ones(4))
     resumed = run(tmp_path / 'resumed', 20, norm(4, warmup_iters=2), load_from=checkpoint, resume=True)
     assert resumed.num_batches_tracked == 20
-
-
-def test_a_resumed_run_lets_prepbn_end_its_steps(tmp_path, warnings):
-    run(tmp_path / 'first', 5, PRepBN(4, steps=5))
-    resumed = run(tmp_path / 'resumed', 8, PRepBN(4, steps=8), load_from=str(tmp_path / 'first' / 'iter_5.pth'),
-                  resume=True)
-    assert not warnings and not resumed.fold_obstacle
 
 
 class Averaged(UN):

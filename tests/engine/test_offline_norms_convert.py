@@ -51,7 +51,7 @@ def test_norms_are_fitted_once(started, tmp_path):
     checkpoint = torch.load(work_dir / 'epoch_1.pth', weights_only=False)['state_dict']
     torch.testing.assert_close(norm_weights(checkpoint), norm_weights(model.state_dict()), rtol=0, atol=0)
     log = next(work_dir.glob('*/*.log')).read_text()
-    assert 'fitting its norms' in log and 'backbone.stages.0: 3 norms, error up to' in log
+    assert 'fitting its norms' in log
     assert (work_dir / 'conversion.md').read_text().startswith('7 of 7 LayerNorms converted, statistics of 4 samples')
 
     tiny_runs.call(train, path, '--work-dir', work_dir, '--resume', '--cfg-options', 'train_cfg.max_epochs=2')

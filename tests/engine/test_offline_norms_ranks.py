@@ -8,7 +8,7 @@ from mmengine.registry import HOOKS, METRICS
 from torch import nn
 
 import mmunorm  # noqa: F401
-from mmunorm.norms import UN, PRepBN, TokenBN
+from mmunorm.norms import UN, RepBN, TokenBN
 
 from .. import processes
 from ..runs import loader, runner
@@ -20,7 +20,7 @@ class Model(BaseModel):
 
     def __init__(self):
         super().__init__()
-        self.norms = nn.Sequential(UN(4, warmup_iters=3), TokenBN(4), PRepBN(4, steps=20))
+        self.norms = nn.Sequential(UN(4, warmup_iters=3), TokenBN(4), RepBN(4))
         self.fc = nn.Linear(4, 1)
 
     def forward(self, x, mode='loss'):

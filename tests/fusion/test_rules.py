@@ -124,14 +124,14 @@ def test_distilled_deit(head, where):
 
 @pytest.mark.parametrize('norm_cfg', [
     dict(type='UN', centered=True, eta=0.0), dict(type='UN', centered='frozen'), dict(type='TokenBN'),
-    dict(type='MABN'), dict(type='PN', layer_scale=False), dict(type='RepBN'), dict(type='PRepBN', steps=5),
+    dict(type='MABN'), dict(type='PN', layer_scale=False), dict(type='RepBN'),
     dict(type='NoNorm'), dict(type='NoNorm', affine=True)], ids=str)
 def test_every_offline_norm_folds(norm_cfg):
     assert not models.assert_folds(vit(norm_cfg=norm_cfg), EVEN).kept
 
 
 @pytest.mark.parametrize('norm_cfg', [
-    dict(type='PN', layer_scale=True), dict(type='RMSN'), dict(type='DyT'), dict(type='PRepBN', steps=11)], ids=str)
+    dict(type='PN', layer_scale=True), dict(type='RMSN'), dict(type='DyT')], ids=str)
 def test_every_online_norm_stays_for_its_own_reason(norm_cfg):
     model = models.swin_classifier(norm_cfg)
     report = models.assert_folds(model, EVEN, ODD, kept=models.norms(model))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmunorm.norms import MABN, PN, RMSN, UN, Derf, DyT, NoNorm, Norm, OfflineNorm, PRepBN, RepBN, TokenBN
+from mmunorm.norms import MABN, PN, RMSN, UN, Derf, DyT, NoNorm, Norm, OfflineNorm, RepBN, TokenBN
 
 from . import reference_family as ref
 from .reference_un import ReferenceUN
@@ -37,11 +37,6 @@ def bn(norm, weight, bias, eta=None):
     return ref.ReferenceBN(weight, bias, eta)
 
 
-def prep_bn(norm, weight, bias, eta, ln_weight, ln_bias):
-    layer_norm = ref.ReferenceFormula(ref.ln, ln_weight=ln_weight, ln_bias=ln_bias)
-    return ref.ReferencePRepBN(ref.ReferenceBN(weight, bias, eta), layer_norm, norm.steps)
-
-
 def formula(function):
     return lambda norm, **parameters: ref.ReferenceFormula(function, **parameters)
 
@@ -63,7 +58,6 @@ NORMS = {
     'PN*': Case(lambda c: PN(c, layer_scale=False, warmup_iters=6), pn, RUNNING | {'psi'}),
     'TokenBN': Case(TokenBN, bn, RUNNING | {'running_mean'}),
     'RepBN': Case(RepBN, bn, RUNNING | MEANS),
-    'PRepBN': Case(lambda c: PRepBN(c, steps=12), prep_bn, RUNNING | MEANS | {'ln_weight', 'ln_bias'}),
     'RMSN': Case(RMSN, formula(ref.rmsn), {'weight'}),
     'DyT': Case(DyT, formula(ref.dyt), AFFINE | {'alpha'}),
     'Derf': Case(Derf, formula(ref.derf), AFFINE | {'alpha', 'shift'}),

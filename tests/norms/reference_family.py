@@ -82,26 +82,6 @@ class ReferenceBN:
         return dict(running_mean=self.running_mean, running_var=self.running_var)
 
 
-class ReferencePRepBN:
-    """Guo et al., ICML 2024: `lambda * LN + (1 - lambda) * RepBN`, lambda linear in the step."""
-
-    def __init__(self, rep_bn, ln, steps):
-        self.rep_bn, self.ln, self.steps, self.t = rep_bn, ln, steps, 0
-
-    def forward(self, x, padded):
-        self.share = max(0., (self.steps - self.t) / self.steps)
-        self.t += 1
-        return self.share * self.ln.forward(x, padded) + (1 - self.share) * self.rep_bn.forward(x, padded)
-
-    def backward(self, dy):
-        dx_ln, grads_ln = self.ln.backward(self.share * dy)
-        dx_bn, grads_bn = self.rep_bn.backward((1 - self.share) * dy)
-        return dx_ln + dx_bn, dict(grads_ln, **grads_bn)
-
-    def state(self):
-        return self.rep_bn.state()
-
-
 class ReferenceFormula:
     """A norm without statistics over tokens: its formula in torch, differentiated by autograd."""
 

@@ -2,7 +2,6 @@
 
 import copy
 import io
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmengine.registry import MODELS
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, Norm, OfflineNorm, PRepBN, RepBN, TokenBN
+from mmunorm.norms import MABN, PN, RMSN, UN, DyT, NoNorm, Norm, OfflineNorm, RepBN, TokenBN
 
 from ..versions import compiles_as_one_graph
 from .cases import (
@@ -90,7 +88,7 @@ def test_no_tokens(name):
     assert_same_state(norm, before)
 
 
-@pytest.mark.parametrize('name', [name for name in NORMS if name == 'PRepBN' or not build(name).fold_obstacle])
+@pytest.mark.parametrize('name', [name for name in NORMS if not build(name).fold_obstacle])
 def test_affine_is_the_norm_at_inference(name):
     norm = build(name).double()
     for _, x, dy in sequence(30, 6):
@@ -112,8 +110,7 @@ def test_affine_is_the_norm_at_inference(name):
 
 
 @pytest.mark.parametrize('name, words', [
-    ('PN', 'root mean square'), ('RMSN', 'mean square for every token'), ('DyT', 'tanh'), ('Derf', 'erf'),
-    ('PRepBN', 'LayerNorm in until 12 training steps are done, and has done 0')])
+    ('PN', 'root mean square'), ('RMSN', 'mean square for every token'), ('DyT', 'tanh'), ('Derf', 'erf')])
 def test_an_obstacle_says_why_there_is_no_affine(name, words):
     norm = build(name)
     assert words in norm.fold_obstacle
@@ -125,7 +122,7 @@ def test_an_obstacle_says_why_there_is_no_affine(name, words):
 @every_norm
 @pytest.mark.parametrize('stop', [4, 9])
 def test_save_and_resume_is_bit_equal(name, stop):
-    """In and after warm-up, in the middle of a window and while PRepBN blends."""
+    """In and after warm-up, and in the middle of a window."""
     norm, resumed = build(name), NORMS[name].build(6)
     train_steps(norm, stop)
     file = io.BytesIO()
@@ -180,8 +177,7 @@ numbers = st.floats(width=32)
 @settings(max_examples=25, deadline=None)
 def test_no_input_breaks_the_state(name, data):
     norm = NORMS[name].build(2)
-    if name != 'PRepBN':
-        norm.warmup_iters, norm.exact_steps = 1, 1
+    norm.warmup_iters, norm.exact_steps = 1, 1
     for _ in range(4):
         x, dy = (torch.tensor(data.draw(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=3)))
                  for _ in range(2))
@@ -236,7 +232,7 @@ def test_no_host_synchronisation(name, masked):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['UN', 'UN centered', 'PN', 'PRepBN', 'RMSN', 'DyT'])
+@pytest.mark.parametrize('name', ['UN', 'UN centered', 'PN', 'RMSN', 'DyT'])
 def test_compiles_as_one_graph(name):
     torch._dynamo.reset()
     plain = build(name, channels=16)
@@ -254,7 +250,7 @@ def test_built_from_every_scope_and_by_both_builders(name):
     from mmcv.cnn import build_norm_layer as build_mmcv
     from mmpretrain.models.utils import build_norm_layer as build_mmpretrain
     norm_type = type(NORMS[name].build(6)).__name__
-    cfg = dict(type=norm_type, **(dict(steps=5) if norm_type == 'PRepBN' else {}))
+    cfg = dict(type=norm_type)
     for scope in ('mmdet', 'mmpretrain', 'mmengine'):
         with MODELS.switch_scope_and_registry(scope) as registry:
             assert type(registry.build(dict(cfg, num_features=4))).__name__ == norm_type
@@ -267,30 +263,6 @@ def test_built_from_every_scope_and_by_both_builders(name):
     assert norm_type != 'UN' or norm.window == (2, 3)
 
 
-def test_prepbn_computes_no_layer_norm_when_lambda_is_0():
-    norm, resumed, x = build('PRepBN'), PRepBN(6, steps=12), torch.randn(5, 6)
-    for step in range(16):
-        norm.eval().train()  # as a validation does
-        with mock.patch.object(F, 'layer_norm', wraps=F.layer_norm) as layer_norm:
-            norm(x).sum().backward()
-        assert layer_norm.called == (step < 12)
-        # DistributedDataParallel waits for all of them.
-        assert all(p.grad is not None for p in norm.parameters())
-    resumed.load_state_dict(norm.state_dict())
-    with mock.patch.object(F, 'layer_norm', None):
-        resumed(x), resumed.eval()(x), norm.eval()(x)
-
-
-def test_prepbn_starts_as_the_layer_norm_of_a_checkpoint_and_blends_at_inference_too():
-    norm, ln, rep_bn, x = PRepBN(6, steps=12), nn.LayerNorm(6), RepBN(6).eval(), torch.randn(5, 6)
-    nn.init.normal_(ln.weight)
-    norm.load_state_dict(ln.state_dict(), strict=False)
-    for steps, share in ((0, 1), (3, 0.75), (9, 0)):
-        train_steps(norm.train(), steps)
-        rep_bn.load_state_dict({key: norm.state_dict()[key] for key in rep_bn.state_dict()})
-        torch.testing.assert_close(norm.eval()(x), share * ln(x) + (1 - share) * rep_bn(x))
-
-
 @pytest.mark.parametrize('cls,kwargs,words', [
     *((cls, dict(num_features=0), ('num_features', '0')) for cls in (UN, RMSN, NoNorm)),
     (UN, dict(num_features=2.5), ('num_features', '2.5')),
@@ -300,8 +272,6 @@ def test_prepbn_starts_as_the_layer_norm_of_a_checkpoint_and_blends_at_inference
       for value in (-1, 1., True)),
     *((UN, dict(num_features=8, window=value), ('window', text))
       for value, text in ((0, '0'), (True, 'True'), ((1, 2, 3), r'\(1, 2, 3\)'), ('4', "'4'"), ((4, 0), '0'))),
-    (PRepBN, dict(num_features=8, steps=0), ('steps', '0')),
-    (PRepBN, dict(num_features=8, steps=1e5), ('steps', '100000.0')),
     (DyT, dict(num_features=8, init_alpha=0), ('init_alpha', '0')),
     (UN, dict(num_features=8, forward_average='mean'),
      ('forward_average', "'gm', 'current'", "'mean'")),

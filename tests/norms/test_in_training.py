@@ -12,7 +12,16 @@ from mmunorm.norms import UN, convert_sync
 
 from .. import processes
 from ..versions import needs_cpu_stream, needs_fully_shard
-from .cases import NORMS, OFFLINE, assert_same_state, build, every_offline_norm, sequence, train_step
+from .cases import (
+    NORMS,
+    OFFLINE,
+    assert_finite_state,
+    assert_same_state,
+    build,
+    every_offline_norm,
+    sequence,
+    train_step,
+)
 
 
 def step(norm, seed, scale=1):
@@ -202,3 +211,17 @@ def test_synchronized_gradient_accumulation():
     a, b = processes.run(accumulate)
     assert a['num_batches_tracked'] == 9
     torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+@every_offline_norm
+@pytest.mark.parametrize('average', [None, torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)])
+def test_buffers_can_be_averaged(name, average):
+    """As those of torch's BatchNorm, counters included."""
+    model = nn.Sequential(build(name))
+    averaged = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+    for _, x, dy in sequence(8, 6):
+        train_step(model[0], x, dy)
+        averaged.update_parameters(model)
+    assert averaged.module[0].num_batches_tracked.dtype == torch.long
+    assert_finite_state(averaged.module[0])
+    assert not torch.equal(averaged.module[0].running_var, model[0].running_var)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mmunorm.norms import UN, recompute
-from mmunorm.norms.recompute import Step
+from mmunorm.norms.step import Step
 
 from ..versions import checkpoints_compiled_code, compiles_as_one_graph
 from .cases import OFFLINE, build

@@ -1,13 +1,14 @@
 """replace_norms: another norm in every LayerNorm's place, with its scale and shift."""
 import copy
 import importlib
+import pickle
 
 import pytest
 import timm
 import torch
 from torch import nn
 
-from mmunorm import UN, replace_norms
+from mmunorm import UN, convert_norms, replace_norms
 from mmunorm.norms import UN2d
 
 
@@ -167,3 +168,32 @@ def test_encoder_layers_call_their_norms():
         encoder(torch.randn(2, 5, 8), src_key_padding_mask=torch.zeros(2, 5, dtype=torch.bool))
     assert called == ['layers.0.norm1', 'layers.0.norm2', 'layers.1.norm1', 'layers.1.norm2']
     assert encoder.layers[0].activation is nn.functional.relu
+
+
+class Pretrained(nn.Module):
+    """A model as transformers has them, around a part that it saves."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.fc(self.norm(x))
+
+    def save_pretrained(self, folder):
+        return folder
+
+
+@pytest.mark.parametrize('convert', [lambda model: replace_norms(model, dict(type='UN')),
+                                     lambda model: convert_norms(model, torch.randn(8, 6))])
+def test_save_pretrained_is_refused(convert):
+    """`from_pretrained` would build LayerNorms."""
+    model, kept = nn.Sequential(Pretrained(), nn.Linear(6, 6)), Pretrained()
+    convert(model)
+    for part in (model[0], copy.deepcopy(model)[0], pickle.loads(pickle.dumps(model))[0]):
+        with pytest.raises(RuntimeError, match='^save_pretrained: the model has norms of mmunorm.*replace_norms'):
+            part.save_pretrained('folder')
+    assert kept.save_pretrained('folder') == 'folder'
+    with pytest.raises(ValueError, match='batches: there is none'):
+        convert_norms(kept, [])
+    assert kept.save_pretrained('folder') == 'folder'

@@ -12,6 +12,7 @@ import mmcv.ops
 import numpy as np
 import pytest
 import torch
+import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmcv.utils import collect_env
@@ -49,7 +50,7 @@ pixel_boxes = st.lists(
               st.integers(0, 3)), max_size=10)
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(pixel_boxes, st.sampled_from([0., 1 / 3, 0.4, 0.5, 0.6, 0.7, 0.9]), st.sampled_from([0, 1]))
 def test_nms_on_pixel_boxes_with_ties(drawn, threshold, offset):
     drawn = torch.tensor(drawn, dtype=torch.float32).reshape(-1, 5)
@@ -58,20 +59,6 @@ def test_nms_on_pixel_boxes_with_ties(drawn, threshold, offset):
     kept = mmcv_ext.nms(boxes, scores, iou_threshold=threshold, offset=offset)
     assert kept.dtype == torch.int64
     assert kept.tolist() == plain_nms(boxes, scores, threshold, offset)
-
-
-@pytest.mark.parametrize('offset', [0, 1])
-@pytest.mark.parametrize('dtype, size', [(torch.float32, 3.), (torch.float32, 1e5), (torch.float16, 100.),
-                                         (torch.bfloat16, 100.), (torch.float64, 100.)])
-def test_nms_on_real_valued_boxes(offset, dtype, size):
-    corner = torch.rand(100, 2) * size
-    boxes = torch.cat([corner, corner + torch.rand(100, 2) * size / 2], dim=1).to(dtype)
-    scores = torch.rand(100).to(dtype)
-    for threshold in (0.1, 0.4):
-        kept = mmcv_ext.nms(boxes, scores, threshold, offset).tolist()
-        assert kept == plain_nms(boxes.float(), scores, threshold, offset)
-        assert kept == mmcv_ext.nms(boxes, scores.double(), threshold, offset).tolist()
-        assert 1 < len(kept) < 100
 
 
 def test_nms_threshold_is_strict_in_the_precision_of_the_boxes():
@@ -95,91 +82,42 @@ def test_nms_of_nothing(offset):
 
 
 # ---- roi_align -------------------------------------------------------------------------------------
-def axis_weights(start, stop, bins, size, sampling_ratio, aligned):
-    """(bins, size): what each pixel of one axis adds to each bin, the bin's samples averaged."""
-    length = stop - start if aligned else max(stop - start, 1.)
-    samples = sampling_ratio or math.ceil(length / bins)
-    weights = torch.zeros(bins, size, dtype=torch.float64)
-    for b in range(bins):
-        for s in range(samples):
-            position = start + (b + (s + 0.5) / samples) * length / bins
-            if -1 <= position <= size:
-                position = min(max(position, 0), size - 1)
-                distance = (torch.arange(size, dtype=torch.float64) - position).abs()
-                weights[b] += (1 - distance).clamp(min=0) / samples
-    return weights
-
-
-def plain_roi_align(input, rois, output_size, scale, sampling_ratio, aligned):
-    """RoIAlign by its definition: bilinear interpolation is a tent a direction, and separates."""
-    output = []
-    for index, *corners in rois.tolist():
-        x1, y1, x2, y2 = (c * scale - 0.5 * aligned for c in corners)
-        rows = axis_weights(y1, y2, output_size[0], input.size(2), sampling_ratio, aligned)
-        columns = axis_weights(x1, x2, output_size[1], input.size(3), sampling_ratio, aligned)
-        output.append(torch.einsum('ph,chw,qw->cpq', rows, input[int(index)], columns))
-    return torch.stack(output)
-
-
-def random_rois(scale):
-    """Inside, over the border, all of the image and more, tiny, and without area; image 1 first."""
-    corners = torch.rand(6, 2, dtype=torch.float64) * 5
-    rois = torch.cat([corners, corners + torch.rand(6, 2, dtype=torch.float64) * 4], dim=1).tolist()
-    rois += [[-3.3, -2.2, 2.1, 3.7], [5.2, 3.9, 12.5, 9.1], [-4.1, -4.2, 14.3, 13.4],
-             [2.3, 2.4, 2.5, 2.7], [3.1, 1.2, 3.1, 4.4], [30.5, 30.5, 33.5, 34.5]]
-    rois = torch.tensor(rois, dtype=torch.float64) / scale
-    index = (torch.arange(len(rois)) + 1) % 2
-    return torch.cat([index[:, None].to(rois), rois], dim=1)
+def random_rois():
+    """Inside and over the border, image 1 first."""
+    corners = torch.rand(8, 2, dtype=torch.float64) * 9 - 2
+    rois = torch.cat([corners, corners + torch.rand(8, 2, dtype=torch.float64) * 6], dim=1)
+    return torch.cat([(torch.arange(8)[:, None] + 1) % 2, rois], dim=1)
 
 
 @pytest.mark.parametrize('aligned', [True, False])
-@pytest.mark.parametrize('sampling_ratio, scale, output_size', [(0, 1., (3, 2)), (1, 0.25, (1, 5)), (2, 0.25, (3, 2))])
-def test_roi_align(aligned, sampling_ratio, scale, output_size):
-    input = torch.randn(2, 3, 6, 8, dtype=torch.float64, requires_grad=True)
-    rois = random_rois(scale)
-    output = mmcv.ops.roi_align(input, rois, output_size, scale, sampling_ratio, 'avg', aligned)
-    expected = plain_roi_align(input, rois, output_size, scale, sampling_ratio, aligned)
-    torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-12)
-    weight = torch.randn_like(expected)
-    grad, = torch.autograd.grad(output, input, weight)
-    expected_grad, = torch.autograd.grad(expected, input, weight)
-    assert expected_grad.abs().sum() > 1
-    torch.testing.assert_close(grad, expected_grad, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize('dtype, rois_dtype, autocast', [
-    (torch.float32, torch.float64, False), (torch.float16, torch.float16, False),
-    (torch.bfloat16, torch.float32, False), (torch.float32, torch.float32, True)])
-def test_roi_align_of_other_dtypes(dtype, rois_dtype, autocast):
-    input = torch.randn(2, 3, 6, 8).to(dtype).requires_grad_()
-    rois = random_rois(1.).to(rois_dtype)
-    with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-        output = mmcv.ops.RoIAlign((2, 2), sampling_ratio=2)(input, rois)
+@pytest.mark.parametrize('dtype, rois_dtype, tolerance', [
+    (torch.float64, torch.float64, 1e-10), (torch.float32, torch.float64, 1e-5), (torch.float16, torch.float16, 2e-3),
+    (torch.bfloat16, torch.float32, 2e-2)])
+def test_roi_align(aligned, dtype, rois_dtype, tolerance):
+    """The output and gradient of torchvision's, whose numbers are tested there, in the dtype of the input."""
+    input, rois = torch.randn(2, 3, 6, 8).to(dtype).requires_grad_(), random_rois().to(rois_dtype)
+    output = mmcv.ops.roi_align(input, rois, (3, 2), 0.75, 2, 'avg', aligned)
     wide = input.detach().double().requires_grad_()
-    expected = plain_roi_align(wide, rois, (2, 2), 1., 2, True)
-    tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
-    assert output.dtype == dtype
+    expected = torchvision.ops.roi_align(wide, rois.double(), (3, 2), 0.75, 2, aligned)
+    weight = torch.randn_like(expected).to(dtype)
+    (output * weight).sum().backward()
+    (expected * weight).sum().backward()
+    assert output.dtype == input.grad.dtype == dtype and wide.grad.abs().sum() > 1
     torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
-    output.sum().backward()
-    expected.sum().backward()
-    assert input.grad.dtype == dtype
     torch.testing.assert_close(input.grad.double(), wide.grad, rtol=tolerance, atol=tolerance)
 
 
 def test_roi_align_overwrites_the_output_and_adds_the_gradient():
-    input, rois = torch.randn(2, 3, 6, 8), random_rois(1.).float()
-    unused = torch.zeros(0)
+    input, rois, unused = torch.randn(2, 3, 6, 8), random_rois().float(), torch.zeros(0)
     kwargs = dict(aligned_height=2, aligned_width=2, spatial_scale=1., sampling_ratio=2, pool_mode=1,
                   aligned=True)
     output = torch.full((len(rois), 3, 2, 2), math.nan)
     assert mmcv_ext.roi_align_forward(input, rois, output, unused, unused, **kwargs) is None
-    expected = plain_roi_align(input.double(), rois, (2, 2), 1., 2, True).float()
-    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(output, torchvision.ops.roi_align(input, rois, (2, 2), 1., 2, True))
     once, twice = torch.zeros_like(input), torch.zeros_like(input)
     grad_output = torch.randn_like(output).transpose(2, 3)  # any strides
-    mmcv_ext.roi_align_backward(grad_output, rois, unused, unused, once, **kwargs)
-    for _ in range(2):
-        mmcv_ext.roi_align_backward(grad_output, rois, unused, unused, twice, **kwargs)
+    for gradient in (once, twice, twice):
+        mmcv_ext.roi_align_backward(grad_output, rois, unused, unused, gradient, **kwargs)
     assert once.abs().sum() > 1
     torch.testing.assert_close(twice, 2 * once)
 

@@ -12,7 +12,6 @@ from torch import nn
 from mmunorm.benchmark.models import build_models
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
-from mmunorm.conversion import adaptation
 from mmunorm.deploy.graphs import graph_of
 from mmunorm.norms import UN, TokenBN
 from mmunorm.utils import PreflightError
@@ -37,13 +36,12 @@ def test_a_converted_model_is_tested_and_trained(ln_classifier, capsys):
     assert f'accuracy/top1: {metrics["before"]["accuracy/top1"]:.4g} before' in printed.out
 
     names = sorted(path.name for path in Path('out').iterdir())
-    assert names == ['metrics.json', *(f'swin_un_tiny.{suffix}' for suffix in ('json', 'md', 'pth', 'py'))]
+    assert names == ['metrics.json', *(f'swin_un_tiny.{suffix}' for suffix in ('md', 'pth', 'py'))]
     assert json.loads(Path('out/metrics.json').read_text()) == metrics
-    assert json.loads(Path('out/swin_un_tiny.json').read_text()) == report.as_dict()
     assert '| `backbone.norm1` |' in Path('out/swin_un_tiny.md').read_text()
     config, checkpoint = 'out/swin_un_tiny.py', 'out/swin_un_tiny.pth'
     cfg, converted = Config.fromfile(config), tiny_runs.checkpoint(checkpoint)
-    assert cfg.model.backbone.norm_cfg == dict(type='UN') and cfg.load_from == checkpoint
+    assert cfg.model.norm_cfg == dict(type='UN') and cfg.load_from == checkpoint
     assert 'mmunorm' in cfg.custom_imports.imports
     assert converted['meta']['dataset_meta'] == dict(classes=('dark', 'light'))
     assert converted['state_dict'].keys() == build_model(cfg).state_dict().keys()
@@ -56,7 +54,7 @@ def test_a_converted_model_is_tested_and_trained(ln_classifier, capsys):
     assert any('loss_distillation' in entry for entry in tiny_runs.scalars('tuned'))
 
 
-def test_the_backbone_is_adapted_without_labels(ln_classifier, trained, capsys, monkeypatch):
+def test_the_backbone_is_adapted_without_labels(ln_classifier, trained, capsys):
     convert(*ln_classifier, '--num-samples', '8')
     alone = tiny_runs.checkpoint('out/swin_un_tiny.pth')['state_dict']
     (Path('mine') / 'deeper').mkdir(parents=True)
@@ -64,16 +62,12 @@ def test_the_backbone_is_adapted_without_labels(ln_classifier, trained, capsys, 
         shutil.copy(path, f'mine/deeper/{i}.png')
     # Nothing of the training data is asked for.
     options = ('--images', 'mine', '--adapt-steps', '30', '--cfg-options', 'train_dataloader.dataset.data_root=gone')
-    with monkeypatch.context() as patch, pytest.raises(SystemExit, match='130'):
-        patch.setattr(adaptation, 'remeasure', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        convert(*ln_classifier, *options)
-    assert Path('out/adapt.pt').exists()  # from which the same call goes on
     capsys.readouterr()
     report, _ = convert(*ln_classifier, *options)
-    assert report.samples == 4 and not Path('out/adapt.pt').exists()
+    assert report.samples == 4
     printed = capsys.readouterr().out
     first, _, last = map(float, re.findall(r': all tokens ([0-9.]+), centred', printed))
-    assert last > first and 'worst held-out images: mine/deeper/3.png' in printed
+    assert last > first
     adapted = tiny_runs.checkpoint('out/swin_un_tiny.pth')['state_dict']
     moved = {name for name, value in alone.items() if not torch.equal(value, adapted[name])}
     assert 'backbone.stages.0.blocks.0.attn.w_msa.qkv.weight' in moved
@@ -102,31 +96,30 @@ def test_other_goals_and_kept_norms(ln_classifier, trained, capsys):
 def test_means_are_kept_in_training(ln_classifier):
     convert(*ln_classifier, '--to', 'UN+')
     config, = Path('out').glob('*.py')
-    assert Config.fromfile(config).model.backbone.norm_cfg.centered == 'frozen'
+    assert Config.fromfile(config).model.norm_cfg.centered == 'frozen'
     state = tiny_runs.checkpoint(config.with_suffix('.pth'))['state_dict']
     assert sum(bool(value.any()) for key, value in state.items() if key.endswith('.running_mean')) == 7
 
 
 VIT_HEAD = dict(head=dict(type='VisionTransformerClsHead', num_classes=2, in_channels=16))
-# The model, the type of the backbone afterwards, and how many norms the new config lists: none, or every one.
+# The model, and how many norms the new config lists.
 STOCK = {
     'swin': (dict(backbone=dict(type='SwinTransformer', arch=SWIN_ARCH, img_size=32, window_size=4, out_indices=(1, )),
                   neck=dict(type='GlobalAveragePooling'),
-                  head=dict(type='LinearClsHead', num_classes=2, in_channels=16)), 'UNSwinTransformer', 0),
-    # Keeps mmpretrain's attention, which differs from UNT2TViT's.
+                  head=dict(type='LinearClsHead', num_classes=2, in_channels=16)), 11),
     't2t': (dict(backbone=dict(type='T2T_ViT', img_size=32, embed_dims=16, num_layers=2, t2t_cfg=dict(token_dims=8),
-                               layer_cfgs=dict(num_heads=2, feedforward_channels=24)), **VIT_HEAD), 'T2T_ViT', 9),
+                               layer_cfgs=dict(num_heads=2, feedforward_channels=24)), **VIT_HEAD), 9),
     'vit': (dict(backbone=dict(type='VisionTransformer', img_size=32, patch_size=8, arch=dict(
-        embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)), **VIT_HEAD), 'VisionTransformer', 0),
+        embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)), **VIT_HEAD), 5),
     # As mmpretrain wraps it, without a backbone.
     'timm': (dict(type='TimmClassifier', model_name='vit_tiny_patch16_224', img_size=32, num_classes=2, embed_dim=16,
-                  depth=2, num_heads=2, patch_size=8), None, 5),
+                  depth=2, num_heads=2, patch_size=8), 5),
 }
 
 
 @pytest.mark.parametrize('name', STOCK)
 def test_stock_classifiers_get_a_config_that_the_tools_read(name, ln_classifier, tmp_path, capsys):
-    model, kind, listed = STOCK[name]
+    model, listed = STOCK[name]
     cfg, config = Config.fromfile(ln_classifier[0]), tmp_path / 'stock.py'
     cfg.model = dict(type='ImageClassifier') | model
     config.write_text(cfg.pretty_text)
@@ -135,11 +128,7 @@ def test_stock_classifiers_get_a_config_that_the_tools_read(name, ln_classifier,
     report, metrics = convert(config, checkpoint, '--test', '--adapt-steps', steps)
     assert not report.kept and ('end to end: all tokens' in capsys.readouterr().out) == bool(steps)
     new = Config.fromfile('out/stock_un.py')
-    assert new.model.get('backbone', {}).get('type') == kind
-    assert (new.model.type, len(new.model.get('converted', []))) == (
-        'ReplacedNorms' if listed else 'ImageClassifier', listed)
-    assert listed or new.model.backbone.norm_cfg == dict(type='UN')
-    assert new.custom_hooks[-1].norm_cfg == (dict(type='LN', eps=1e-6) if name in ('vit', 'timm') else dict(type='LN'))
+    assert new.model.type == 'ReplacedNorms' and len(new.model.converted) == listed
     capsys.readouterr()
     tested = tiny_runs.call('test', 'out/stock_un.py', 'out/stock_un.pth', '--work-dir', 'w', '--fuse')
     assert tested['accuracy/top1'] == metrics['after']['accuracy/top1']

@@ -117,7 +117,7 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
     result = tiny_runs.call(BENCHMARK, *classifier[:2], '--baseline', *baseline, '--batch', '3', '--repeat', '2',
                             '--formats', *MEASURED, '--num-samples', '3', '--threads', '1', '--out', tmp_path / 'out')
     printed = capsys.readouterr().out
-    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['formats.json', 'formats.md', 'formats.png']
+    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['formats.json', 'formats.md']
     text = (tmp_path / 'out/formats.md').read_text()
     assert text in printed and '| x with_ln |' in text and 'Batches of 3, 32 x 32 pixels' in text
     _, row, *_ = json.loads((tmp_path / 'out/formats.json').read_text())['rows']

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from .. import tiny_runs
-from ..checkpoints.test_unpickling import Opens
+from ..checkpoints.test_reading import Opens
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 

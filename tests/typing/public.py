@@ -17,7 +17,6 @@ from mmunorm import (
     DyT,
     FusionReport,
     NoNorm,
-    PRepBN,
     RepBN,
     SyncUN,
     TokenBN,
@@ -40,7 +39,7 @@ from mmunorm.norms import Norm
 
 def build() -> list[Norm]:
     return [UN(8, window=4, alpha=0.9, warmup_iters=0.1, outlier_filter=False), SyncUN(8), UN2d(8, window=(4, 8)),
-            MABN(8, window=16), PN(8, layer_scale=False), TokenBN(8), RepBN(8), PRepBN(8, steps=100), RMSN(8),
+            MABN(8, window=16), PN(8, layer_scale=False), TokenBN(8), RepBN(8), RMSN(8),
             DyT(8, init_alpha=0.5), Derf(8), NoNorm(8, affine=True)]
 
 
@@ -60,7 +59,7 @@ def deploy(model: nn.Module, teacher: nn.Module, images: list[Tensor]) -> nn.Mod
     assert_type(conversion, ConversionReport)
     print(conversion, [norm.norm for norm in conversion.converted], __version__.split('.'))
 
-    adapted = adapt(model, teacher, images, steps=10, lr=1e-4, work_dir=Path('work_dirs/adapt'))
+    adapted = adapt(model, teacher, images, steps=10, lr=1e-4)
     assert_type(adapted, AdaptReport)
     report = fuse_norms(model, strict=True, example=torch.zeros(1, 3, 224, 224))
     assert_type(report, FusionReport)

@@ -2,7 +2,7 @@
 import argparse
 from pathlib import Path
 
-from mmunorm.benchmark.folding import Settings, chart, markdown, run_benchmark
+from mmunorm.benchmark.folding import Settings, markdown, run_benchmark
 from mmunorm.benchmark.output import write_results
 from mmunorm.cli.arguments import (
     add_config_arguments,
@@ -60,7 +60,7 @@ def main(argv=None):
     if args.save:
         out_file(args.save, '--save', args.checkpoint)
     result = run_benchmark(cfg, settings, args.checkpoint, title=work_dir.name, save=args.save)
-    write_results(result, markdown(result), chart(result), out, 'benchmark')
+    write_results(result, markdown(result), out, 'benchmark')
     if args.save:
         print(f'written: {args.save}')
     return result

@@ -7,7 +7,7 @@ import copy
 import tempfile
 from pathlib import Path
 
-from mmunorm.benchmark.files import chart, markdown, measure_formats
+from mmunorm.benchmark.files import markdown, measure_formats
 from mmunorm.benchmark.output import write_results
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import (
@@ -108,7 +108,7 @@ def main(argv=None):
             return test_metrics(cfg, model, title)
 
         result = measure_formats(subjects, formats, arrays, metrics_of, args.repeat)
-    write_results(result, markdown(result), chart(result), out, 'formats')
+    write_results(result, markdown(result), out, 'formats')
     return result
 
 

@@ -6,7 +6,6 @@ table to depth.md with a row per run: layers, residual scheme, norm, the largest
 loss, and the best metric. Train with `custom_hooks=[dict(type='LayerStatisticsHook')]` first."""
 import argparse
 
-from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.cli.arguments import command, out_folder, positive
 from mmunorm.utils import write_text
 from projects.deep.deep.figures import depth_figure
@@ -17,6 +16,7 @@ from projects.paper.paper.measures import write_csv
 from projects.paper.paper.work_dirs import read_work_dirs
 
 import numpy as np
+from mmengine.config import Config
 
 
 def parse_args(argv=None):
@@ -28,10 +28,10 @@ def parse_args(argv=None):
 
 
 def backbone_of(run):
-    """The config of a run's backbone; empty if its folder has no plain-data config."""
+    """The config of a run's backbone; empty if its folder has no config."""
     try:
-        return read_config_text((run.folder / run.config_name).read_text())['model']['backbone']
-    except (OSError, ValueError, KeyError):
+        return Config.fromfile(run.folder / run.config_name).model.backbone
+    except (OSError, SyntaxError, AttributeError):
         return {}
 
 

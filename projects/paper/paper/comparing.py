@@ -9,13 +9,12 @@ from pathlib import Path
 from mmengine.config import Config
 from mmengine.registry import HOOKS, MODELS
 
-from mmunorm.checkpoints.plain import read_config_text
 from mmunorm.cli.arguments import add_config_arguments, out_folder, positive
 from mmunorm.config.presets import check_norms, set_norm
 from mmunorm.norms import Norm
 from mmunorm.utils import Interrupted, PreflightError, RunError
 
-from .runs import ComparedRun, config_text, differing_keys
+from .runs import ComparedRun, config_text, differing_keys, read_settings
 from .training import train_all
 
 
@@ -101,12 +100,11 @@ def check_settings(configs: Mapping[ComparedRun, Config]) -> None:
                 raise PreflightError(f'{run.work_dir} has a run, and {run.config} with its settings is missing: choose '
                                      'another --out, or remove that folder.')
             continue
-        old, new = run.config.read_text(), config_text(cfg)
-        if old == new:
+        if run.config.read_text() == config_text(cfg):
             continue
         try:
-            keys = differing_keys(read_config_text(old), read_config_text(new))
-        except ValueError as error:
+            keys = differing_keys(read_settings(run.config), cfg.to_dict())
+        except (ValueError, SyntaxError, AttributeError) as error:
             raise PreflightError(f'cannot compare {run.config} with the settings of this call: {error}.') from None
         if keys:
             raise PreflightError(f'{run.work_dir} was trained with other settings ({", ".join(keys[:5])}): '

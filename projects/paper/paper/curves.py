@@ -11,13 +11,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mmunorm.benchmark.output import COLOURS
-
 from .layout import finish, new_panels
 from .norm_record import RecordError
 
 Scalars = dict[str, np.ndarray]  # name -> (n, 2): step, value
 
+# Okabe and Ito's colour-blind safe palette, without yellow, which is hard to see on white.
+COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#56B4E9', '#E69F00', '#000000')
 LINES = ('-', '--', ':')
 # A norm has the same colour in every figure.
 NORM_COLOURS = dict(zip(('LN', 'UN', 'BN'), COLOURS, strict=False))

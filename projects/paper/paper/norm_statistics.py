@@ -33,6 +33,7 @@ from .norm_record import (
     row_dtypes,
 )
 from .normality import MIN_STEPS, pnac
+from .prep_bn import PRepBN
 
 # The maximum number of steps buffered in memory, on the GPU if the model is there.
 BLOCK_STEPS = 100
@@ -193,7 +194,7 @@ class NormStatisticsHook(Hook):
 
 def gradient_kind(norm: nn.Module) -> str:
     """The gradient statistic that is recorded for a norm."""
-    is_offline = isinstance(norm, OfflineNorm) and not norm.mixes_layer_norm or isinstance(norm, _BatchNorm)
+    is_offline = isinstance(norm, (OfflineNorm, _BatchNorm)) and not isinstance(norm, PRepBN)
     return OFFLINE_GRADIENT if is_offline else ONLINE_GRADIENT
 
 

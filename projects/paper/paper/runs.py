@@ -1,6 +1,7 @@
 """Training runs of a recipe with different norms and seeds: their folders and results."""
 from __future__ import annotations
 
+import ast
 import json
 import pprint
 from collections.abc import Mapping
@@ -90,6 +91,11 @@ def config_text(cfg: Config) -> str:
     """A merged config as a self-contained Python file."""
     return ''.join(f'{key} = {pprint.pformat(value, width=110, sort_dicts=False)}\n'
                    for key, value in cfg.to_dict().items())
+
+
+def read_settings(path: Path) -> dict:
+    """The settings in a file with the text of :func:`config_text`, which is not run."""
+    return {line.targets[0].id: ast.literal_eval(line.value) for line in ast.parse(path.read_text()).body}
 
 
 def differing_keys(one: Mapping, other: Mapping) -> list[str]:

@@ -17,7 +17,7 @@ from mmunorm.cli.arguments import command, load_config, non_negative
 from mmunorm.cli.datasets import class_name
 from mmunorm.cli.preflight import check_data
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, count_steps, parse_presets, set_norm, sets_centered, slug
+from mmunorm.config.presets import HELP, NORMS, count_steps, parse_presets, slug
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
 from mmunorm.utils import PreflightError
 from projects.paper.paper.comparing import (
@@ -43,10 +43,10 @@ def parse_args(argv=None):
         'config',
         help='config of the recipe, with UN; the norm_cfg of its backbone is replaced. Every UN gets its '
         'arguments, and every norm with a warm-up gets its warmup_iters. PRepBN fades LayerNorm out over half '
-        'of a run that is trained from scratch')
+        'of the run')
     parser.add_argument(
         '--norms', nargs='+', required=True, metavar='NORM',
-        help=HELP)
+        help=f'{HELP}; or PRepBN')
     parser.add_argument(
         '--pretrained', metavar='PATTERN',
         help="path of the pretrained backbone weights. {norm} is the name of the norm's folder, {seed} the seed, e.g. "
@@ -81,8 +81,9 @@ def plan(args):
                              f'{inputs}.')
     check_data(base, ['train', 'val'])
     steps = count_steps(base)
+    presets = {**NORMS, 'PRepBN': dict(type='PRepBN', steps=max(1, steps // 2))}
     recipes = {name: with_norm(base, name, norm_cfg, steps)
-               for name, norm_cfg in parse_presets('--norms', args.norms).items()}
+               for name, norm_cfg in parse_presets('--norms', args.norms, presets).items()}
     for recipe in recipes.values():
         build_model(recipe)  # an invalid config fails before the first run
     configs = {}
@@ -116,7 +117,6 @@ def make_config(recipe, run, args):
         set_pretrained(cfg, path)
     elif pretrained_path(cfg) is not None:
         set_pretrained(cfg, None)
-    set_norm(cfg, cfg.model.backbone.norm_cfg, keep_means=not sets_centered(args.cfg_options))
     return cfg
 
 
