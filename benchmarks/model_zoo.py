@@ -17,7 +17,6 @@ from pathlib import Path
 import mmunorm
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
-from mmunorm.fusion.report import SCALE
 from mmunorm.modules import tensors_in
 from mmunorm.norms.layers import is_norm
 from mmunorm.norms.replace import layer_norms
@@ -65,7 +64,7 @@ MMDET = ('swin/retinanet_swin-t-p4-w7_fpn_1x_coco', 'swin/mask-rcnn_swin-t-p4-w7
          'mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco')
 # The threshold of a difference, relative to the largest value.
 EXACT = 1e-8
-HEADER = ('model', 'LayerNorms: a scale left', 'UN: folded')
+HEADER = ('model', 'LayerNorms without weights', 'in a rotated stream', 'UN: folded')
 
 
 def parse_args(argv=None):
@@ -175,44 +174,29 @@ def difference(after, before):
     return largest
 
 
-def generic_reason(reason):
-    """A reason without layer names, so that norms can be counted by reason."""
-    for pattern, words in ((r'a (\w+) convolution that pads with zeros', r'a padded \1 convolution consumes it'),
-                           (r'together with other values|padded by 0', 'it is consumed with padding or other values'),
-                           (r'along another dimension', 'it is consumed along another dimension'),
-                           (r'which also has another input', 'its consumer also has another input'),
-                           (r'with a computed weight', 'its consumer has a computed weight'),
-                           (r'through other operations', 'its stream has other operations than sums'),
-                           (r'a convolution with groups', 'a convolution with groups reads or writes its stream'),
-                           (r'linear layer of its own', 'norms write its stream'),
-                           (r'not a sum of outputs', 'it reads no stream'),
-                           (r'it is (?:read|written) by \S+ \((\w+)\)', r'a \1 reads or writes its stream'),
-                           (r'outputs differ', 'outputs differ'),
-                           (r'has no affine', 'has no scale and shift'),
-                           (r'is an output of the model', 'it is an output'),
-                           (r'computes? .*at inference', 'computes its statistics at inference'),
-                           (r'(?:consumed|read) by the norm', 'another norm consumes it'),
-                           (r'did not run', 'did not run'),
-                           (r'goes through its activation', 'its activation comes after it'),
-                           (r'bias that is not made of parameters', 'its consumer has a computed bias'),
-                           (r'is shared with', 'it or its neighbour is shared'),
-                           (r'consumed by (\w+?)_?(?:;|$)', r'"\1" consumes it')):
-        if match := re.search(pattern, reason):
-            return match.expand(words)
-    return re.sub(r'\S*\d\S*', 'N', reason)
+def reason(obstacle):
+    """The innermost reason of an obstacle, and the function or class that it is about."""
+    while obstacle.cause is not None:
+        obstacle = obstacle.cause
+    about = obstacle.part if obstacle.code in ('function', 'sum', 'online', 'no layer') else obstacle.detail if (
+        obstacle.code == 'padded convolution') else ''
+    return f'{obstacle.code} {about.strip("_")}'.strip()
 
 
 def measure_exact(make, name):
-    """The part of a row for the model with its LayerNorms."""
+    """The part of a row for the model with its LayerNorms, as they are folded for INT8."""
     torch.manual_seed(0)
     model, example = make(name)
     names = set(layer_norms(model))
     randomize(to_double(model))
     before = outputs(model, example)
-    report = fuse_norms(model, example=example)
-    return dict(layer_norms=len(names), left={fold.norm: fold.left for fold in report.reduced},
-                why={fold.norm: fold.obstacle or fold.why_left for fold in (*report.reduced, *report.kept)
-                     if fold.norm in names and fold.left != SCALE},
+    report = fuse_norms(model, example=example, rotate='hadamard')
+    rotated = {norm for stream in report.streams for norm in stream.norms} & names
+    return dict(layer_norms=len(names), plain=len({fold.norm for fold in report.reduced} & names), rotated=len(rotated),
+                attentions=report.attentions,
+                kept=[reason(fold.obstacle) for fold in report.kept if fold.norm in names],
+                not_rotated=[reason(fold.not_rotated) for fold in (*report.reduced, *report.kept)
+                             if fold.norm in names and fold.not_rotated],
                 difference=difference(outputs(model, example), before))
 
 
@@ -229,7 +213,7 @@ def measure(make, name):
     before = outputs(model, example)
     report = fuse_norms(model, example=example, layer_norms='keep')
     return dict(exact=exact, norms=count, replaced=replaced, folded=len(report.folded),
-                kept={fold.norm: fold.where for fold in report.kept},
+                kept=[reason(fold.obstacle) for fold in report.kept],
                 difference=difference(outputs(model, example), before))
 
 
@@ -237,47 +221,51 @@ def read(path):
     return {row['model']: row for row in map(json.loads, path.read_text().splitlines())} if path.is_file() else {}
 
 
+def share(part, whole):
+    return 'all' if part == whole > 0 else 'none' if not part else f'{part} of {whole}'
+
+
 def cells(row):
     if 'error' in row:
-        return row['model'], '', row['error'].replace('|', '/')[:160]
+        return row['model'], row['error'].replace('|', '/')[:160], '', ''
     exact = row['exact']
-    left = list(exact['left'].values()).count(SCALE)
-    return row['model'], f'{left}/{exact["layer_norms"]}', f'{row["folded"]}/{row["norms"]}'
+    return (row['model'], share(exact['plain'], exact['layer_norms']), share(exact['rotated'], exact['layer_norms']),
+            share(row['folded'], row['norms']))
 
 
 def most_frequent(reasons):
     """The most frequent reasons of norms, each with the number of norms."""
-    counts = Counter(generic_reason(reason).partition(';')[0].replace('read by', 'consumed by') for reason in reasons)
-    return '; '.join(f'{why} ({count})' for why, count in counts.most_common(4))
+    return '; '.join(f'{why} ({count})' for why, count in Counter(reasons).most_common(5))
 
 
 def page(rows):
     """The text of docs/models.md."""
     good = [row for row in rows if 'error' not in row]
-    norms, folded = (sum(row[key] for row in good) for key in ('norms', 'folded'))
     exact = [row['exact'] for row in good if row['exact']['layer_norms']]
     wrong = [row['model'] for row in good if not max(row['difference'], row['exact']['difference']) <= EXACT]
-    scales = sum(left == SCALE for part in exact for left in part['left'].values())
-    whole = sum(not part['why'] for part in exact)
-    padded = sum('padd' in generic_reason(why) for row in good for why in row['kept'].values())
+    total, plain, rotated = (sum(part[key] for part in exact) for key in ('layer_norms', 'plain', 'rotated'))
+    norms, folded = (sum(row[key] for row in good) for key in ('norms', 'folded'))
+    whole = sum(part['rotated'] == part['layer_norms'] for part in exact)
+    kept, not_rotated, un = ([why for part in parts for why in part[key]] for parts, key in (
+        (exact, 'kept'), (exact, 'not_rotated'), (good, 'kept')))
     lines = (HEADER, ['---'] * len(HEADER), *map(cells, rows))
     table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
-    more = [why for part in exact for why in part['why'].values()]
-    kept = [why for row in good for why in row['kept'].values()]
     return f'''# Models that fold
 
 What `fuse_norms` folds in {len(rows)} architectures of timm, mmpretrain and mmdet; Swins and ViTs of torchvision and
 transformers fold as timm's do. To try another model: [Fold](how_to/fusion.md#the-example).
 `python benchmarks/model_zoo.py` writes this page.
 
-- **LayerNorms, folded exactly**: {scales} of {sum(part['layer_norms'] for part in exact)} LayerNorms and RMSNorms leave
-  a scale of each token, all of them in {whole} of {len(exact)} models. More stays where: {most_frequent(more)}.
-- **UN in place of every LayerNorm and RMSNorm**: {len(good)} models with {norms} norms: {folded} are folded,
-  {norms - folded} are kept. {padded} of these are before zero padding, which could be filled as in Swin. Kept where:
+- **LayerNorms without weights**: {plain} of {total} LayerNorms and RMSNorms. The others are kept because of:
   {most_frequent(kept)}.
+- **Rotated streams**: {rotated} of {total} of these norms read a residual stream that can be rotated for INT8, all of
+  them in {whole} of {len(exact)} models. Not rotated because of: {most_frequent(not_rotated)}.
+- **UN in place of every LayerNorm and RMSNorm**: {folded} of {norms} norms fold. Kept because of: {most_frequent(un)}.
 - {len(wrong)} models have different outputs after folding{': ' + ', '.join(wrong) if wrong else ''}.
   {len(rows) - len(good)} models did not run. Outputs are compared in float64, at sizes as small as the architecture
   allows; detectors run in the mode `tensor`.
+
+The reasons are the codes of `mmunorm.fusion.obstacles`; a function stands behind its code.
 
 {table}
 '''
