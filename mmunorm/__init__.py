@@ -48,7 +48,7 @@ if registry.MISSING and (tool := interruption.running_tool()):
 
 if not registry.MISSING:
     with quiet_imports():
-        from . import backbones, datasets, engine  # noqa: F401
+        from . import backbones, engine  # noqa: F401
 elif not is_missing('mmengine'):
     from . import engine  # noqa: F401
 
@@ -64,7 +64,7 @@ __all__ = [
     'export', 'fuse_norms', 'load_folded', 'save_folded', 'update_norms'
 ]
 __all__ += norms.__all__
-__getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine'))
+__getattr__ = explain_missing(__name__, ('backbones', 'engine'))
 
 
 def __dir__() -> list[str]:

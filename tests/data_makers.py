@@ -8,8 +8,6 @@ import numpy as np
 from mmdet.datasets import CocoDataset
 from pycocotools import mask as mask_utils
 
-from mmunorm import datasets
-
 # COCO's 80 category ids have gaps.
 COCO_IDS = [i for i in range(1, 91) if i not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
 
@@ -94,9 +92,3 @@ def make_cifar(root, dataset, images=2):
             (folder / name).write_bytes(content)
             tables[table].append([name, md5(content).hexdigest()])
     return tables
-
-
-def make_digits(root, images=10):
-    """The digits of `tools/dataset/make_digits.py` in `root`: a few small scenes and images."""
-    datasets.make_digits(root, train_scenes=2, val_scenes=2, scene_size=64, train_images=images,
-                         val_images=images)

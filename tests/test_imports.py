@@ -16,7 +16,6 @@ PACKAGES = {
     'backbones': ('fusion', 'norms'),
     'fusion': ('norms', ),
     'norms': (),
-    'datasets': (),
     'ops': (),
 }
 

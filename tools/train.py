@@ -14,7 +14,7 @@ def parse_args(argv=None):
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT',
                         help='continue from a checkpoint, or from the latest one in the work directory')
     parser.add_argument('--amp', action='store_true',
-                        help='mixed precision: float16 with a loss scale on a GPU, bfloat16 on a CPU')
+                        help='mixed precision on a GPU, float16 with a loss scale')
     parser.add_argument('--auto-scale-lr', action='store_true', help='scale the learning rate by the batch size')
     add_runner_arguments(parser)
     return parser.parse_args(argv)

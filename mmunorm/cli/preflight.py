@@ -21,7 +21,7 @@ from .datasets import check_classes, class_name, class_of, classes_of, is_local,
 
 # How to get the data, by the name of a folder in its path. The first entry that fits counts.
 SOURCES = {
-    'digits': 'make it with `python tools/dataset/make_digits.py`',
+    'digits': 'make it with `python projects/digits/tools/make_digits.py`',
     'photographs': 'make it with `python projects/photographs/tools/make_photographs.py`',
     'coco': 'get train2017.zip, val2017.zip and annotations_trainval2017.zip from '
             'https://cocodataset.org/#download and unpack them in {folder}, or link your copy to it',

@@ -32,15 +32,9 @@ _LAUNCHERS = dict(pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_LOC
 
 
 def enable_amp(cfg: Config) -> None:
-    """Turns mixed precision on: float16 with a loss scale on a GPU, bfloat16 on a CPU."""
-    wrapper = cfg.optim_wrapper
-    if get_device() == 'cpu':
-        wrapper.type = 'BFloat16OptimWrapper'
-        for key in ('loss_scale', 'dtype'):
-            wrapper.pop(key, None)
-    else:
-        wrapper.type = 'AmpOptimWrapper'
-        wrapper.setdefault('loss_scale', 'dynamic')
+    """Turns mixed precision on, float16 with a loss scale; mmengine needs a GPU for it."""
+    cfg.optim_wrapper.type = 'AmpOptimWrapper'
+    cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:

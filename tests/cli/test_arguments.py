@@ -112,7 +112,7 @@ val_dataloader = dict(batch_size=1, dataset=dict(data_root=data_root))
 
 
 def test_a_config_of_an_installed_package():
-    cfg = load_config('mmunorm::configs/digits/swin_un_classifier.py')
+    cfg = load_config('mmunorm::configs/swin_t_un_imagenet.py')
     assert cfg.model.backbone.type == 'UNSwinTransformer'
     for path in ('mmunorm::configs/gone.py', 'no_such_package::a.py'):
         with pytest.raises(PreflightError, match='there is no config file'):

@@ -71,7 +71,7 @@ def wrapped(dataset):
     (config(coco('s3://bucket/coco/')), ''), (config(coco('/nowhere', backend_args=dict(backend='petrel'))), ''),
     (config(dict(type='CUB', data_root='.', split='train')), ''),  # a split is a folder for ImageNet only
     (config(dict(type='AnyDataset', data_root='data/digits', data_prefix='train')),
-     '`python tools/dataset/make_digits.py`'),
+     '`python projects/digits/tools/make_digits.py`'),
     (config(dict(type='ImageNet', data_root='data/imagenet', split='train')), 'https://image-net.org'),
     (config(test_dataloader=dict(dataset=coco('nowhere')), test_evaluator=dict(type='CocoMetric', ann_file='no.json')),
      ''),  # test is not asked for

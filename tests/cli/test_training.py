@@ -9,16 +9,6 @@ from mmunorm.engine import OfflineNormHook, RepeatableHook
 from mmunorm.utils import LocalError, PreflightError
 
 
-def test_amp_fits_the_device(monkeypatch):
-    cfg = Config(dict(optim_wrapper=dict(type='OptimWrapper', dtype='float16')))
-    monkeypatch.setattr(training, 'get_device', lambda: 'cpu')
-    training.enable_amp(cfg)
-    assert cfg.optim_wrapper == dict(type='BFloat16OptimWrapper')
-    monkeypatch.setattr(training, 'get_device', lambda: 'cuda')
-    training.enable_amp(cfg)
-    assert cfg.optim_wrapper == dict(type='AmpOptimWrapper', loss_scale='dynamic')
-
-
 def test_auto_scale_lr_needs_a_base():
     cfg = Config(dict(auto_scale_lr=dict(base_batch_size=16)))
     training.enable_auto_scale_lr(cfg)

@@ -99,11 +99,6 @@ FOLD = [(f'analysis/fuse_and_benchmark {call}', message) for call, message in [
     ('{un} --shape 3 4 5', '--shape takes one or two numbers, got 3'),
     ('{un} --batch-size 0', 'must be at least 1, got 0'), ('{un} --device potato', 'must be such as cpu'),
     ('{un} --device cuda:99', 'must be such as cpu')]]
-ZOO = [('zoo third', 'there is no model third; choose from ')]
-DATASET = [(f'dataset/make_digits --train-scenes 2 --val-scenes 2 {call}', message) for call, message in [
-    ('--train-scenes 0', '--train-scenes must be a whole number from'),
-    ('--scene-size 20', '--scene-size must be a whole number from'),
-    (f'--seed {2**32}', '--seed must be a whole number from')]]
 EXPORT = [(f'deploy/export {call}', message) for call, message in [
     ('{un} un.pth --format openvno', 'did you mean openvino?'),
     ('{un} un.pth --format onnx --dynamic --batch 2', '--batch cannot be combined with --dynamic'),
@@ -182,7 +177,7 @@ def files(folder):
 
 
 @pytest.mark.parametrize(('call', 'named'), [
-    *TRAIN, *TEST, *INFER, *CONVERT, *AVERAGE, *FOLD, *ZOO, *DATASET, *EXPORT, *DEPLOY, *SHIP])
+    *TRAIN, *TEST, *INFER, *CONVERT, *AVERAGE, *FOLD, *EXPORT, *DEPLOY, *SHIP])
 def test_a_wrong_argument_is_one_line(call, named, folder, monkeypatch, capsys):
     tool, *arguments = shlex.split(call)
     if tool.startswith(('deploy', 'ship')):

@@ -15,7 +15,6 @@ from mmunorm.config.models import build_model
 from .. import processes, tiny_runs
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
-CONFIGS = tiny_runs.ROOT / 'configs'
 
 
 def load_predictions():
@@ -25,14 +24,12 @@ def load_predictions():
 
 def test_trains_into_work_dirs_and_is_tested(classifier, tmp_path):
     config, *_ = classifier
-    tiny_runs.call('train', config, '--amp', '--auto-scale-lr', '--cfg-options', 'train_cfg.max_epochs=2')
+    tiny_runs.call('train', config, '--auto-scale-lr', '--cfg-options', 'train_cfg.max_epochs=2')
     work_dir = tmp_path / 'work_dirs/classifier'
     assert (work_dir / 'last_checkpoint').read_text().endswith('epoch_2.pth')
-    logged, trained = tiny_runs.scalars(work_dir), Config.fromfile(work_dir / 'classifier.py')
+    logged = tiny_runs.scalars(work_dir)
     metrics = tiny_runs.call('test', config, 'work_dirs/classifier/epoch_2.pth')
     assert metrics['accuracy/top1'] == logged[-1]['accuracy/top1']
-    wrapper = 'AmpOptimWrapper' if torch.cuda.is_available() else 'BFloat16OptimWrapper'
-    assert trained.optim_wrapper.type == wrapper
     # The config's 0.1 is for a batch of 8; this is one of 2.
     rates = [entry['lr'] for entry in logged if 'lr' in entry]
     assert rates and rates == pytest.approx([0.025] * len(rates))
@@ -96,10 +93,10 @@ def test_tta_averages_an_image_and_its_mirror_image(classifier, tmp_path):
 
 
 def test_tta_of_a_detector(tmp_path):
-    base = CONFIGS / 'digits/swin_un_fasterrcnn.py'
-    options = tiny_runs.tiny_data(Config.fromfile(base), tmp_path / 'd')
-    tiny_runs.save_weights(load_config(str(base), {'pretrained': None}), 'a.pth', tuple('0123456789'))
-    tiny_runs.call('test', base, 'a.pth', '--tta', '--work-dir', 'w', '--out', 'predictions.pkl', '--cfg-options',
+    config, options = tiny_runs.write_detector(tmp_path)
+    config.write_text(config.read_text().replace('maskrcnn', 'fasterrcnn'))
+    tiny_runs.save_weights(Config.fromfile(config), 'a.pth', [f'class {i}' for i in range(80)])
+    tiny_runs.call('test', config, 'a.pth', '--tta', '--work-dir', 'w', '--out', 'predictions.pkl', '--cfg-options',
                    *options)
     assert all(len(item['pred_instances']['scores']) > 5 for item in load_predictions())  # five of each view
 

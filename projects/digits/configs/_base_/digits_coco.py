@@ -1,4 +1,4 @@
-# Scenes of handwritten digits in COCO format: `python tools/dataset/make_digits.py`.
+# Scenes of handwritten digits in COCO format: `python projects/digits/tools/make_digits.py`.
 dataset_type = 'CocoDataset'
 data_root = 'data/digits/coco/'
 metainfo = dict(classes=('0', '1', '2', '3', '4', '5', '6', '7', '8', '9'))

@@ -1,7 +1,7 @@
-"""Make the handwritten-digit data sets of configs/digits: COCO scenes and ImageNet folders."""
+"""Makes the handwritten-digit data sets of projects/digits: COCO scenes and ImageNet folders."""
 from mmunorm.cli.arguments import command
-from mmunorm.cli.data_tools import add_size_arguments, data_parser, run_maker
-from mmunorm.datasets import make_digits
+from projects.digits.digits.data_tools import add_size_arguments, data_parser, run_maker
+from projects.digits.digits.maker import make_digits
 
 
 def parse_args(argv=None):

@@ -1,4 +1,4 @@
-"""`--amp` on a CPU; mmengine's AmpOptimWrapper needs a GPU."""
+"""Mixed precision on a CPU; mmengine's AmpOptimWrapper needs a GPU."""
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -8,7 +8,7 @@ from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner.amp import autocast
 from torch import nn
 
-from ..attention import plain_attention
+from mmunorm.attention import plain_attention
 
 
 @OPTIM_WRAPPERS.register_module()

@@ -1,4 +1,4 @@
-# Single handwritten digits in ImageNet folders: `python tools/dataset/make_digits.py`.
+# Single handwritten digits in ImageNet folders: `python projects/digits/tools/make_digits.py`.
 data_preprocessor = dict(
     num_classes=10, mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375], to_rgb=True)
 

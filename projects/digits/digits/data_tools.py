@@ -2,8 +2,8 @@
 import argparse
 from collections.abc import Callable
 
-from ..utils import PreflightError
-from .arguments import non_negative
+from mmunorm.cli.arguments import non_negative
+from mmunorm.utils import PreflightError
 
 
 def data_parser(description: str, out: str | None, epilog: str | None = None,

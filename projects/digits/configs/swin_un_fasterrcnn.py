@@ -2,7 +2,7 @@
 # The digits are 20 to 56 pixels tall and the heads narrow, so that a laptop can train it.
 _base_ = [
     'mmdet::_base_/models/faster-rcnn_r50_fpn.py', 'mmdet::_base_/default_runtime.py',
-    './_base_/digits_coco.py', '../_base_/mmunorm.py'
+    './_base_/digits_coco.py', './_base_/digits.py'
 ]
 
 # Pretrained backbone weights: those of the matching classifier.

@@ -1,8 +1,8 @@
 # The digits classifier from its LayerNorm checkpoint, all norms at once, in a quarter of the steps. First:
-#   python tools/train.py configs/digits/swin_ln_classifier.py
-#   python tools/convert_norms.py configs/digits/swin_ln_classifier.py work_dirs/swin_ln_classifier/epoch_8.pth \
-#       --out work_dirs/converted
-_base_ = ['../digits/swin_un_classifier.py']
+#   python tools/train.py projects/digits/configs/swin_ln_classifier.py
+#   python tools/convert_norms.py projects/digits/configs/swin_ln_classifier.py \
+#       work_dirs/swin_ln_classifier/epoch_8.pth --out work_dirs/converted
+_base_ = ['./swin_un_classifier.py']
 
 teacher = 'work_dirs/swin_ln_classifier/epoch_8.pth'
 load_from = 'work_dirs/converted/swin_un_classifier.pth'

@@ -3,10 +3,9 @@ import torch
 from mmengine.registry import OPTIM_WRAPPERS
 from torch import nn
 
-import mmunorm  # noqa: F401
-from mmunorm.engine import amp
-from mmunorm.engine.amp import BFloat16OptimWrapper
 from mmunorm.norms import UN
+from projects.digits.digits import amp
+from projects.digits.digits.amp import BFloat16OptimWrapper
 
 
 def test_forward_in_bfloat16_and_update_in_float32():

@@ -3,10 +3,8 @@ import signal
 
 import pytest
 
-from mmunorm.datasets import FolderError
-from mmunorm.datasets.atomic_folder import MARKER, atomic_folder, is_complete
-
-from ..processes import FORKSERVER
+from projects.digits.digits.atomic_folder import MARKER, FolderError, atomic_folder, is_complete
+from tests.processes import FORKSERVER
 
 SETTINGS = {'seed': 0, 'size': 3}
 

@@ -1,5 +1,5 @@
 # Training schedule of the digits classifiers, for any data.
-_base_ = ['mmpretrain::_base_/default_runtime.py', '../../_base_/mmunorm.py']
+_base_ = ['mmpretrain::_base_/default_runtime.py', './digits.py']
 
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),

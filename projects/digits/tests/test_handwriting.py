@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from mmengine.registry import DATASETS
 
-from mmunorm.datasets import HandwrittenDigits
-from mmunorm.datasets.digit_scenes import split_samples
+from projects.digits.digits import HandwrittenDigits
+from projects.digits.digits.digit_scenes import split_samples
 
 
 @pytest.mark.parametrize('split, count', [('train', 1442), ('val', 355)])

@@ -20,9 +20,9 @@ from mmunorm.utils import PreflightError, RunError, whole_file, write_text
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 OUT = 'work_dirs/zoo'
-DIGITS = 'tools/dataset/make_digits.py'
+DIGITS = 'projects/digits/tools/make_digits.py'
 PHOTOGRAPHS = 'projects/photographs/tools/make_photographs.py'
 CPU = torch.device('cpu')
 SCORES = {'accuracy/top1': 'top-1 accuracy (%)', 'coco/bbox_mAP': 'box AP', 'coco/segm_mAP': 'mask AP'}
@@ -50,20 +50,21 @@ class Recipe:
         norm = ('--norm', self.norm) if self.norm else ()
         start = (f'pretrained={OUT}/{self.start}/weights.pth', ) if self.start else ()
         # Other CPUs convert each number, which is slower.
-        amp = ('--amp', ) if {'avx512_bf16', 'bf16'} & set(environment(CPU)['instructions']) else ()
-        return ('tools/train.py', self.config, *norm, *amp, '--work-dir', f'{OUT}/{self.name}', '--resume',
-                '--cfg-options', 'randomness.seed=0', *start)
+        fast = {'avx512_bf16', 'bf16'} & set(environment(CPU)['instructions'])
+        amp = ('optim_wrapper.type=BFloat16OptimWrapper', ) if fast else ()
+        return ('tools/train.py', self.config, *norm, '--work-dir', f'{OUT}/{self.name}', '--resume', '--cfg-options',
+                'randomness.seed=0', *amp, *start)
 
 
 RECIPES = (
     Recipe('vit_ln_classifier', 'projects/deep/configs/vit_un_classifier.py', data='', norm='LN'),
     Recipe('vit_un_classifier', 'projects/deep/configs/vit_un_classifier.py', data=''),
-    Recipe('swin_ln_classifier', 'configs/digits/swin_ln_classifier.py'),
-    Recipe('swin_un_classifier', 'configs/digits/swin_un_classifier.py'),
-    Recipe('swin_un_plus_classifier', 'configs/digits/swin_un_classifier.py', norm='UN+'),
-    Recipe('t2t_un_classifier', 'configs/digits/t2t_un_classifier.py'),
-    Recipe('swin_ln_maskrcnn', 'configs/digits/swin_ln_maskrcnn.py', start='swin_ln_classifier'),
-    Recipe('swin_un_maskrcnn', 'configs/digits/swin_un_maskrcnn.py', start='swin_un_classifier'),
+    Recipe('swin_ln_classifier', 'projects/digits/configs/swin_ln_classifier.py'),
+    Recipe('swin_un_classifier', 'projects/digits/configs/swin_un_classifier.py'),
+    Recipe('swin_un_plus_classifier', 'projects/digits/configs/swin_un_classifier.py', norm='UN+'),
+    Recipe('t2t_un_classifier', 'projects/digits/configs/t2t_un_classifier.py'),
+    Recipe('swin_ln_maskrcnn', 'projects/digits/configs/swin_ln_maskrcnn.py', start='swin_ln_classifier'),
+    Recipe('swin_un_maskrcnn', 'projects/digits/configs/swin_un_maskrcnn.py', start='swin_un_classifier'),
     Recipe('swin_ln_photographs', 'projects/photographs/configs/swin_ln_photographs.py', data=PHOTOGRAPHS),
     Recipe('swin_un_photographs', 'projects/photographs/configs/swin_un_photographs.py', data=PHOTOGRAPHS),
     Recipe('t2t_un_photographs', 'projects/photographs/configs/t2t_un_photographs.py', data=PHOTOGRAPHS),

@@ -7,7 +7,7 @@ import tempfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ..utils import PreflightError
+from mmunorm.utils import PreflightError
 
 MARKER = '.made_by_mmunorm.json'
 

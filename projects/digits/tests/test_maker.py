@@ -9,8 +9,10 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 from sklearn.datasets import load_digits
 
-from mmunorm.datasets import FolderError, digits, make_digits
-from mmunorm.datasets.digit_scenes import draw_scene, split_samples
+from projects.digits.digits import maker
+from projects.digits.digits.atomic_folder import FolderError
+from projects.digits.digits.digit_scenes import draw_scene, split_samples
+from projects.digits.digits.maker import make_digits
 
 SETTINGS = dict(seed=5, train_scenes=6, val_scenes=4, scene_size=96, train_images=40, val_images=20)
 TINY = dict(train_scenes=2, val_scenes=2, scene_size=64, train_images=10, val_images=10, image_size=16)
@@ -88,7 +90,7 @@ def test_splits_share_no_handwriting(digit_files):
 def test_mmpretrain_reads_it(digit_files):
     dataset = CustomDataset(data_root=str(digit_files[0] / 'imagenet'), data_prefix='train',
                             pipeline=[dict(type='LoadImageFromFile')])
-    assert dataset.CLASSES == digits.CLASSES
+    assert dataset.CLASSES == maker.CLASSES
     assert Counter(dataset.get_gt_labels().tolist()) == dict.fromkeys(range(10), 4)
     target = load_digits().target
     for item in dataset:

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits, load_sample_images
 
-from mmunorm.datasets.digit_scenes import Sample, draw_scene, draw_single, photo_regions, split_samples
-from mmunorm.datasets.scenes import MIN_VISIBLE
+from projects.digits.digits.digit_scenes import Sample, draw_scene, draw_single, photo_regions, split_samples
+from projects.digits.digits.scenes import MIN_VISIBLE
 
 
 @pytest.mark.parametrize('seed', [0, 1])

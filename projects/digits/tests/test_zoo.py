@@ -4,14 +4,15 @@ import json
 import pytest
 import torch
 
-from .. import tiny_runs
-from ..tiny_runs import ROOT, load_tool
+import projects.digits.digits  # noqa: F401, its optimizer wrapper
+from tests import tiny_runs
+from tests.tiny_runs import ROOT, load_tool
 
 
 @pytest.fixture
 def zoo(tmp_path, monkeypatch):
     """The tool with a list of two tiny models, in an empty folder; its commands run in this process."""
-    zoo = load_tool('zoo')
+    zoo = load_tool('digits:zoo')
     monkeypatch.chdir(tmp_path)
     config = tiny_runs.write_classifier(tmp_path)
     zoo.commands = []
@@ -30,7 +31,7 @@ def zoo(tmp_path, monkeypatch):
 
 
 def test_the_recipes_exist():
-    zoo = load_tool('zoo')
+    zoo = load_tool('digits:zoo')
     names = [recipe.name for recipe in zoo.RECIPES]
     assert len(set(names)) == len(names) > 1
     for i, recipe in enumerate(zoo.RECIPES):
@@ -75,3 +76,9 @@ def test_errors(zoo, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stop:
         zoo.main([])
     assert stop.value.code == 2 and 'weights have changed' in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_listed(capsys):
+    with pytest.raises(SystemExit) as stop:
+        load_tool('digits:zoo').main(['third'])
+    assert stop.value.code == 2 and 'there is no model third; choose from ' in capsys.readouterr().err

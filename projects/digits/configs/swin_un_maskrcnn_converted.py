@@ -1,8 +1,8 @@
 # The digits Mask R-CNN from its LayerNorm checkpoint, all norms at once, in a quarter of the steps. First:
-#   python tools/train.py configs/digits/swin_ln_maskrcnn.py
-#   python tools/convert_norms.py configs/digits/swin_ln_maskrcnn.py work_dirs/swin_ln_maskrcnn/iter_700.pth \
+#   python tools/train.py projects/digits/configs/swin_ln_maskrcnn.py
+#   python tools/convert_norms.py projects/digits/configs/swin_ln_maskrcnn.py work_dirs/swin_ln_maskrcnn/iter_700.pth \
 #       --out work_dirs/converted
-_base_ = ['../digits/swin_un_maskrcnn.py']
+_base_ = ['./swin_un_maskrcnn.py']
 
 pretrained = None
 teacher = 'work_dirs/swin_ln_maskrcnn/iter_700.pth'
