@@ -40,26 +40,12 @@ def test_it_requires_nothing_of_openmmlab(installed):
 
 def test_its_tools_are_listed(installed, monkeypatch, capsys):
     monkeypatch.setattr(mmunorm.__main__, 'TOOLS', installed / 'mmunorm/.mim/tools')
-    for argv in ([], ['--help']):
-        mmunorm.__main__.main(argv)
-        lines = capsys.readouterr().out.splitlines()
-        for tool in ('train', 'test', 'infer', 'dist_train', 'analysis/fuse_and_benchmark'):
-            line, = (line for line in lines if line.split()[:1] == [tool])
-            assert len(line.split()) > 4  # what it does
-        assert not any(line.endswith(('(Fig.', '(Eq.')) for line in lines)
-        assert not any(line.split()[:1] == ['demo'] for line in lines)
-    mmunorm.__main__.main(['--version'])
-    assert capsys.readouterr().out == f'mmunorm {mmunorm.__version__}\n'
-
-
-@pytest.mark.parametrize('name, hint', [('trian', 'did you mean dist_train or slurm_train or train?'),
-                                        ('fuse_and_benchmrk', 'analysis/fuse_and_benchmark'),
-                                        ('xyzzy', '`mmunorm` lists them')])
-def test_a_tool_that_is_not_there(name, hint, capsys):
-    with pytest.raises(SystemExit) as stop:
-        mmunorm.__main__.main([name])
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and error.startswith(f'there is no tool {name}: ') and hint in error
+    for argv, error in (([], None), (['--help'], None), (['trian'], 'there is no tool trian')):
+        with pytest.raises(SystemExit) as stop:
+            mmunorm.__main__.main(argv)
+        listed = {line.strip() for line in capsys.readouterr().out.splitlines()}
+        assert stop.value.code == error and 'demo' not in listed
+        assert {'train', 'test', 'infer', 'dist_train', 'analysis/fuse_and_benchmark'} <= listed
 
 
 def test_a_config_on_one_of_its_own_trains(installed, tmp_path):

@@ -4,14 +4,11 @@ from .fusion import FuseNormsHook
 
 if not MISSING:
     from .distillation import DistillationHook
-    from .divergence import DivergenceError, DivergenceHook
     from .offline_norms import OfflineNormHook, SyncNormsHook, average_statistics, set_loss_scale
     from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
-    from .repeatable import RepeatableHook
 
 __all__ = [
-    'DefaultOptimWrapperConstructor', 'DistillationHook', 'DivergenceError',
-    'DivergenceHook', 'FuseNormsHook', 'LearningRateDecayOptimWrapperConstructor', 'OfflineNormHook', 'RepeatableHook',
-    'SyncNormsHook', 'average_statistics', 'set_loss_scale'
+    'DefaultOptimWrapperConstructor', 'DistillationHook', 'FuseNormsHook', 'LearningRateDecayOptimWrapperConstructor',
+    'OfflineNormHook', 'SyncNormsHook', 'average_statistics', 'set_loss_scale'
 ]
 __getattr__ = explain_missing(__name__, __all__)

@@ -35,6 +35,16 @@ def test_trains_into_work_dirs_and_is_tested(classifier, tmp_path):
     assert rates and rates == pytest.approx([0.025] * len(rates))
 
 
+def test_a_resumed_run_goes_on_with_the_state_of_its_norms(classifier):
+    """And the work directory without a checkpoint starts at the beginning."""
+    train = 'train', classifier[0], '--resume', '--cfg-options', 'model.backbone.norm_cfg.warmup_iters=3'
+    for work_dir, epochs in (('whole', 3), ('parts', 1), ('parts', 3)):
+        tiny_runs.call(*train, f'train_cfg.max_epochs={epochs}', f'work_dir={work_dir}')
+    whole, parts = (tiny_runs.checkpoint(f'{work_dir}/epoch_3.pth') for work_dir in ('whole', 'parts'))
+    torch.testing.assert_close(parts['state_dict'], whole['state_dict'], rtol=0, atol=0)
+    assert parts['state_dict']['backbone.norm1.num_batches_tracked'] == parts['meta']['iter'] == 6
+
+
 @pytest.mark.parametrize(('backbone', 'norm', 'number'), [
     ("'SwinTransformer', arch=dict(embed_dims=12, depths=[1, 1], num_heads=[1, 2]), img_size=32, window_size=4, "
      'out_indices=(1, )', 'UN', 7),
@@ -124,7 +134,6 @@ def test_layer_norms_are_folded_as_the_hook_says(classifier, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_two_processes_without_a_gpu(classifier):
-    """dist_train.sh runs in test_interruption."""
     config, *_ = classifier
     assert processes.run_tool('train', config, '--work-dir', 'w', '--auto-scale-lr', processes=2) == [0, 0]
     # Two processes with two images each see all four in one step, a batch of 4 of 8.
@@ -155,6 +164,10 @@ def test_scripts_ask_for_one_process_a_gpu(tmp_path):
     _, script, *others = words[words.index(str(path)) + 1:]
     assert script.endswith('tools/train.py')
     assert others == ['my config.py', '--work-dir', 'w', '--launcher', 'slurm', '--amp']
+
+    words = run_script('dist_train.sh', 'my config.py', '2', '--amp', **environment).stdout.splitlines()
+    script, *others = words[words.index('--nproc_per_node=2') + 1:]
+    assert script.endswith('tools/train.py') and others == ['my config.py', '--launcher', 'pytorch', '--amp']
 
     words = run_script('dist_test.sh', 'my config.py', 'a.pth', '3', '--fuse', **environment).stdout.splitlines()
     assert words[:2] == ['-m', 'torch.distributed.run'] and '--nproc_per_node=3' in words
