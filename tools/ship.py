@@ -166,6 +166,23 @@ def folded(model):
     return norms_left(model), report
 
 
+def outcome_of(args, model, steps, row, recipe, checkpoint, file):
+    """The results of all stages, the table of the conversion or '', and the report of the folding."""
+    metrics, losses = {}, ''
+    exact, fusion = folded(copy.deepcopy(model))
+    left = {'LayerNorm': norms_left(model), EXACT: exact}
+    if args.to != EXACT:
+        before = json.loads((args.out / 'converted/metrics.json').read_text())
+        metrics = {'LayerNorm': before['before'], 'converted': before['after']}
+        losses = next((args.out / 'converted').glob('*.md')).read_text()
+        left[parse_goal(args.to)[0]], fusion = folded(load_model(load_config(str(recipe)), str(checkpoint)))
+    if steps or args.to == EXACT:
+        metrics[EXACT if args.to == EXACT else 'trained and folded'] = shipping.newest_metrics(args.out / 'folded')
+    measured = args.out / 'speed/formats.json'
+    result = json.loads(measured.read_text()) if measured.exists() else None
+    return ship_report.Outcome(steps, file, row, '', metrics, result, left), losses, fusion
+
+
 @command
 def main(argv=None):
     args = parse_args(argv)
@@ -204,21 +221,9 @@ def main(argv=None):
     if done.exists() and os.path.isfile(args.checkpoint) and os.path.getmtime(args.checkpoint) > done.stat().st_mtime:
         raise PreflightError(f'--out {args.out} has results of an older {args.checkpoint}: name another folder.')
     seconds = shipping.run_stages(stages, args.out)
-    metrics, losses = {}, ''
-    exact, fusion = folded(copy.deepcopy(model))
-    left = {'LayerNorm': norms_left(model), EXACT: exact}
-    if args.to != EXACT:
-        before = json.loads((args.out / 'converted/metrics.json').read_text())
-        metrics = {'LayerNorm': before['before'], 'converted': before['after']}
-        losses = next((args.out / 'converted').glob('*.md')).read_text()
-        left[parse_goal(args.to)[0]], fusion = folded(load_model(load_config(str(recipe)), str(checkpoint)))
-    if steps or args.to == EXACT:
-        metrics[EXACT if args.to == EXACT else 'trained and folded'] = shipping.newest_metrics(args.out / 'folded')
-    measured = args.out / 'speed/formats.json'
-    outcome = ship_report.Outcome(
-        steps=steps, file=file, row=shipping.form_of(chosen.name, int8),
-        usage=usage_of(args, chosen, recipe, checkpoint, file), metrics=metrics,
-        result=json.loads(measured.read_text()) if measured.exists() else None, left=left)
+    row = shipping.form_of(chosen.name, int8)
+    outcome, losses, fusion = outcome_of(args, model, steps, row, recipe, checkpoint, file)
+    outcome.usage = usage_of(args, chosen, recipe, checkpoint, file)
     runners = {}
     if args.parts == PARTS[0]:
         runners['LayerNorm, torch'] = ExportedModel(TorchSession(exportable.stock, exportable.meta))
