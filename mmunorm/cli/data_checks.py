@@ -35,7 +35,7 @@ from ..utils import PreflightError, error_text, is_first_process, one_line, warn
 # Parts of a model that have as many classes as its data. A proposal or a semantic head has others.
 _HEADS = {'model', 'head', 'bbox_head', 'mask_head', 'mask_iou_head', 'point_head', 'segm_head', 'panoptic_head',
           'panoptic_fusion_head'}
-_HEADERS = 100_000  # image files of a folder that are opened, evenly spread: ten seconds
+_HEADERS = 100_000  # image files of a data set that are opened, evenly spread over it
 
 
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
