@@ -102,7 +102,7 @@ demo: $(STAMP)
 	$(BIN)/python tools/demo.py
 
 zoo: $(STAMP)
-	$(BIN)/python tools/zoo.py
+	$(BIN)/python projects/digits/tools/zoo.py
 
 gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py

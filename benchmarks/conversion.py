@@ -1,10 +1,11 @@
 """Compares methods to convert a trained LayerNorm model to UN: metrics before, during and after fine-tuning, folded.
 
-    python projects/paper/tools/compare_norms.py configs/digits/swin_un_classifier.py --norms LN UN --out COMPARED
+    python projects/paper/tools/compare_norms.py projects/digits/configs/swin_un_classifier.py --norms LN UN \
+        --out COMPARED
     python benchmarks/conversion.py classifier COMPARED --out OUT
 
 COMPARED has the LayerNorm checkpoints of all seeds; its UN from scratch is a row if it exists. Each method starts from
-the checkpoint of its seed with the recipe of configs/convert. To continue after an interruption, run the same command;
+the checkpoint of its seed with the recipe of projects/digits. To continue after an interruption, run the same command;
 finished runs are not repeated. The results are OUT/conversion.md, .csv and .png.
 """
 import argparse
@@ -146,7 +147,7 @@ STARTS = ('kept', 'at once', 'sequential', 'adapted')
 
 
 def layer_norm_model(args, checkpoint):
-    cfg = load_config(str(ROOT / f'configs/digits/swin_ln_{TASKS[args.task]}.py'))
+    cfg = load_config(str(ROOT / f'projects/digits/configs/swin_ln_{TASKS[args.task]}.py'))
     cfg.model.backbone.init_cfg = None
     set_dataloader_defaults(cfg)
     model = build_model(cfg)
@@ -184,7 +185,7 @@ def start_weights(args, method, seed, teacher):
 
 def recipe(args, method, seed, teacher, weights):
     """The config of a run."""
-    cfg = load_config(str(ROOT / f'configs/convert/swin_un_{TASKS[args.task]}_converted.py'), args.cfg_options)
+    cfg = load_config(str(ROOT / f'projects/digits/configs/swin_un_{TASKS[args.task]}_converted.py'), args.cfg_options)
     steps = STEPS[args.task] * method.step_factor
     cfg.load_from = str(weights.resolve())
     for hook in cfg.custom_hooks:
@@ -204,7 +205,7 @@ def recipe(args, method, seed, teacher, weights):
         cfg.model.backbone = replace_norm_cfgs(cfg.model.backbone, dict(type='LN'))
         cfg.model = dict(cfg.model, type='ReplacedNorms', of=cfg.model.type, norm_cfg=norm_cfg, converted=wanted)
     cfg.optim_wrapper.optimizer.lr = method.rate or load_config(
-        str(ROOT / f'configs/digits/swin_un_{TASKS[args.task]}.py')).optim_wrapper.optimizer.lr
+        str(ROOT / f'projects/digits/configs/swin_un_{TASKS[args.task]}.py')).optim_wrapper.optimizer.lr
     cfg.randomness = dict(seed=seed)
     # The same loop for both tasks, with validations.
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_interval=steps // VALIDATIONS[args.task])

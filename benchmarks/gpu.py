@@ -70,7 +70,7 @@ def steps(device, out):
     size = ('--batch', 64)
     if device == 'cpu':
         runs = (('eager', 'bf16', 60), )
-        size = ('--config', 'configs/digits/swin_un_classifier.py', '--batch', 1, '--size', 32, '--rounds', 1)
+        size = ('--config', 'projects/digits/configs/swin_un_classifier.py', '--batch', 1, '--size', 32, '--rounds', 1)
     for mode, amp, limit in runs:  # the script writes one file a call
         yield Run(f'step {mode} {amp}', limit, python(
             'benchmarks/train_step.py', '--modes', mode, '--amp', amp, *size, '--device', device,
@@ -78,11 +78,13 @@ def steps(device, out):
 
 
 def inference(device, out):
-    for config in (['digits/swin_un_classifier'] if device == 'cpu' else CONFIGS):
+    configs = ['projects/digits/configs/swin_un_classifier.py'] if device == 'cpu' else [
+        f'configs/{name}.py' for name in CONFIGS]
+    for config in configs:
         size = ('--shape', 32, 32, '--batches', 1, '--amp', 'bf16', '--modes', 'eager', '--rounds', 1) if (
             device == 'cpu') else ('--seconds', 25)
-        yield Run(f'inference {config}', 45, python(
-            'benchmarks/inference.py', '--configs', f'configs/{config}.py', *size, '--device', device,
+        yield Run(f'inference {Path(config).stem}', 45, python(
+            'benchmarks/inference.py', '--configs', config, *size, '--device', device,
             '--out', out / 'report/results'))
 
 
@@ -108,16 +110,17 @@ def table8_compiled(device, out):
 def digits(device, out):
     data, runs = out / 'digits', out / 'digits_runs'
     size = ('--train-images', 640, '--val-images', 100) if device == 'cpu' else ()
-    yield Run('digits data', 60, python('tools/dataset/make_digits.py', '--out', data, '--train-scenes', 10,
+    yield Run('digits data', 60, python('projects/digits/tools/make_digits.py', '--out', data, '--train-scenes', 10,
                                         '--val-scenes', 10, *size))
     options = ['train_cfg.max_epochs=2', 'default_hooks.logger.interval=5',
                *(f'{split}_dataloader.dataset.data_root={data}/imagenet' for split in ('train', 'val'))]
-    trainings = {f'{device}_amp': (['--amp'], [], {}), 'cpu': ([], [], NO_GPU)}
+    amp = ([], ['optim_wrapper.type=BFloat16OptimWrapper'], {}) if device == 'cpu' else (['--amp'], [], {})
+    trainings = {f'{device}_amp': amp, 'cpu': ([], [], NO_GPU)}
     if device != 'cpu':  # where compiling takes longest
         trainings[f'{device}_compiled'] = ['--amp'], ['compile=True'], {}
     for name, (flags, more, variables) in trainings.items():
         yield Run(f'digits {name}', 90, python(
-            'tools/train.py', 'configs/digits/swin_un_classifier.py', *flags, '--work-dir', runs / name,
+            'tools/train.py', 'projects/digits/configs/swin_un_classifier.py', *flags, '--work-dir', runs / name,
             '--cfg-options', *options, *more), variables)
     logged = [runs / name for name in trainings if list((runs / name).glob('*/vis_data/scalars.json'))]
     if logged:
@@ -125,9 +128,10 @@ def digits(device, out):
 
 
 def trtexec(device, out):
-    family, batch = ('digits/swin_{}_classifier', 1) if device == 'cpu' else ('swin_t_{}_imagenet', 32)
+    family, batch = ('projects/digits/configs/swin_{}_classifier', 1) if device == 'cpu' else (
+        'configs/swin_t_{}_imagenet', 32)
     for norm in ('ln', 'un'):
-        config, weights, onnx = f'configs/{family.format(norm)}.py', out / f'{norm}.pth', out / f'{norm}.onnx'
+        config, weights, onnx = f'{family.format(norm)}.py', out / f'{norm}.pth', out / f'{norm}.onnx'
         if shutil.which('trtexec'):
             torch.manual_seed(0)
             model = build_model(load_config(str(ROOT / config)))

@@ -61,7 +61,7 @@ CONVERSIONS = {label: dict(way=way) for label, way in {
     'gamma kept, statistics collected': 'gamma kept',
     'the nearest map, all at once': 'affine, at once',
     'the nearest map, one after the other (`convert_norms`)': 'affine, sequential',
-    'the same with the teacher: `configs/convert/*_converted.py`': 'affine, sequential, teacher'}.items()}
+    'the same with the teacher: `projects/digits/configs/*_converted.py`': 'affine, sequential, teacher'}.items()}
 PERTURBED = {'LN, trained on': dict(way='LN, trained on'),
           'UN, one after the other, with the teacher': dict(way='affine, sequential, teacher')}
 TABLES = {

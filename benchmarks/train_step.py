@@ -1,7 +1,7 @@
 """Compares a training step of Swin-T with UN and with LN: forward, backward, fused AdamW; time and peak memory.
 
     python benchmarks/train_step.py
-    python benchmarks/train_step.py --config configs/digits/swin_un_classifier.py --batch 64 --size 32
+    python benchmarks/train_step.py --config projects/digits/configs/swin_un_classifier.py --batch 64 --size 32
     python benchmarks/train_step.py --device cuda --batch 128 --amp none bf16 --modes eager compiled
 
 Both models run in rotation in each round. Ratios are ratios of medians. `UN` is past its warm-up. In eager mode on a

@@ -183,7 +183,7 @@ def conversion_rows(out):
         if condition == 'untrained':
             training['steps'] = 0
         task = 'classifier' if 'accuracy/top1' in metrics else 'maskrcnn'
-        yield dict(config=f'configs/convert/swin_un_{task}_converted.py', norm=training['settings']['type'],
+        yield dict(config=f'projects/digits/configs/swin_un_{task}_converted.py', norm=training['settings']['type'],
                    options=dict(way=way, condition=condition), metrics=round_metrics(metrics), **training)
 
 

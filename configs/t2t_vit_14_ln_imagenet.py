@@ -22,7 +22,7 @@ test_cfg = dict()
 
 # The averaged weights are validated and saved; the statistics of the norms are averaged with them.
 custom_hooks = [
-    dict(type='EMAHook', ema_type='BufferedEMA', momentum=4e-5, priority='ABOVE_NORMAL')
+    dict(type='EMAHook', momentum=4e-5, update_buffers=True, priority='ABOVE_NORMAL')
 ]
 default_hooks = dict(checkpoint=dict(max_keep_ckpts=3))
 

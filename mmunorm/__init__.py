@@ -4,9 +4,6 @@ Importing the package registers its layers, backbones and hooks in mmengine's ro
 OpenMMLab project finds them by name. Without OpenMMLab, the norms and the functions that take a model, such as
 :func:`fuse_norms`, are available.
 """
-from . import interruption  # before torch, whose import takes long
-
-# isort: split
 import sys
 import warnings
 
@@ -18,7 +15,7 @@ if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 1):
     raise ImportError(f'mmunorm needs torch 2.1 or newer, and this Python has {torch.__version__}.')
 
 from . import registry
-from .registry import explain_missing, is_missing, missing_message
+from .registry import explain_missing, is_missing, missing_message, running_tool
 
 if not is_missing('mmengine'):
     from mmengine.config.utils import MODULE2PACKAGE
@@ -32,23 +29,20 @@ if not is_missing('mmengine'):
     ops.install()
 
     if not registry.MISSING:
-        from .utils import quiet_imports
         try:
-            with quiet_imports():
-                import mmpretrain.models  # noqa: F401
+            import mmpretrain.models  # noqa: F401
         except Exception as error:  # with transformers 5, an ImportError or a TypeError
             registry.mark_missing('mmpretrain', error)
 
-    if registry.MISSING and not interruption.running_tool():
+    if registry.MISSING and not running_tool():
         warnings.warn(missing_message('mmunorm provides its norms and the functions of models; the rest'), stacklevel=2)
 
-if registry.MISSING and (tool := interruption.running_tool()):
+if registry.MISSING and (tool := running_tool()):
     print(missing_message(tool), file=sys.stderr)
     raise SystemExit(2)
 
 if not registry.MISSING:
-    with quiet_imports():
-        from . import backbones, datasets, engine  # noqa: F401
+    from . import backbones, engine  # noqa: F401
 elif not is_missing('mmengine'):
     from . import engine  # noqa: F401
 
@@ -64,7 +58,7 @@ __all__ = [
     'export', 'fuse_norms', 'load_folded', 'save_folded', 'update_norms'
 ]
 __all__ += norms.__all__
-__getattr__ = explain_missing(__name__, ('backbones', 'datasets', 'engine'))
+__getattr__ = explain_missing(__name__, ('backbones', 'engine'))
 
 
 def __dir__() -> list[str]:

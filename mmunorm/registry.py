@@ -2,8 +2,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 
 def _is_installed(package: str) -> bool:
@@ -39,6 +41,14 @@ def missing_message(what: str) -> str:
     return (f"{what} needs {', '.join(MISSING)}, which is not installed. If other OpenMMLab packages are "
             'installed, use the same distribution (mmcv or onedl-mmcv, never both); otherwise run '
             "`pip install '.[onedl]'` in a clone of mmunorm.")
+
+
+def running_tool() -> str:
+    """The tool of this repository that Python runs, such as 'tools/train.py'; '' if it runs something else."""
+    root = Path(__file__).resolve().parents[1]
+    script = Path(getattr(sys.modules['__main__'], '__file__', '/')).resolve()
+    is_tool = any(script.is_relative_to(root / folder) for folder in ('tools', 'projects'))
+    return str(script.relative_to(root)) if is_tool else ''
 
 
 def explain_missing(package: str, names: Sequence[str]) -> Callable[[str], object]:
@@ -97,4 +107,4 @@ else:
             return registry.get(kind) if isinstance(kind, str) else kind
 
 __all__ = ['MISSING', 'MODELS', 'Registry', 'explain_missing', 'is_missing', 'missing_message', 'print_log',
-           'registered']
+           'registered', 'running_tool']

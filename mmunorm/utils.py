@@ -1,19 +1,15 @@
-"""One-line errors, atomic writes, and filtering of library messages."""
+"""One-line errors and atomic writes."""
 from __future__ import annotations
 
-import logging
 import os
-import re
 import sys
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
-from unittest import mock
 
 from torch import nn
 
@@ -22,10 +18,12 @@ IMAGE_SUFFIXES = {'.bmp', '.jpeg', '.jpg', '.png', '.ppm', '.tif', '.tiff', '.we
 
 class PreflightError(Exception):
     """Something cannot start. Tools print its message in one line without a traceback, and exit with status 2."""
+    status = 2
 
 
 class RunError(Exception):
     """A run stopped early. Tools print its message in one line without a traceback, and exit with status 3."""
+    status = 3
 
 
 class LocalError(RunError):
@@ -34,13 +32,7 @@ class LocalError(RunError):
 
 class Interrupted(RunError):
     """Ctrl+C stopped a run. Tools print its message in one line without a traceback, and exit with status 130."""
-
-
-def is_interruption(error: BaseException | None) -> bool:
-    """Whether Ctrl+C caused an error, also an indirect one: torch.save raises a RuntimeError about its file then."""
-    while error is not None and not isinstance(error, (KeyboardInterrupt, Interrupted)):
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return error is not None
+    status = 130
 
 
 def error_text(error: Exception) -> str:
@@ -161,74 +153,3 @@ def write_text(path: str | os.PathLike, text: str) -> None:
         part.write_text(text, encoding='utf-8')
 
 
-# Prefixes of messages that are not actionable, or very long.
-_CHATTER = re.compile('|'.join((
-    r'\n-+\nSystem environment', 'Config:\n', 'Hooks will be executed', 'Distributed training is not used',
-    'Did not find last_checkpoint', 'Could not import OneDL', 'paramwise_options -- ', 'Loads checkpoint by ',
-    'Exp name: ', r'\w+_mAP_copypaste: ', '"FileClient" will be deprecated', '"HardDiskBackend" is the alias',
-    '`save_param_scheduler` is True but ', 'Because batch augmentations are enabled',
-    'The prefix is not set in metric class', r'\S+ is duplicate\. It is skipped since bypass_duplicate')))
-_WARNINGS = ('faster_coco_eval is not installed', "Only use 'alpha' for pillow backend", 'Using a non-tuple sequence',
-             r'torch\.searchsorted\(\): input value tensor is non-contiguous', r'torch\.meshgrid')
-_held_back: list[str] = []
-
-
-@contextmanager
-def quiet_imports() -> Iterator[None]:
-    """A context in which imported libraries do not print messages that are not actionable.
-
-    mmengine's `print_log` itself is not replaced, because modules imported here keep a reference to it. Only the
-    `print` that it calls is replaced.
-    """
-    with suppress(ImportError), warnings.catch_warnings(record=True) as caught:
-        import torch.distributed.optim  # noqa: F401  mmengine imports it; 2.4 insists on a warning about TorchScript
-    _held_back.extend(str(warning.message) for warning in caught)
-
-    from mmengine.logging import logger
-
-    def print_filtered(message):
-        if _CHATTER.match(str(message)):
-            _held_back.append(str(message))
-        else:
-            print(message)
-
-    with mock.patch.object(logger, 'print', print_filtered, create=True):
-        yield
-
-
-def print_held_back() -> None:
-    """Prints the messages suppressed by :func:`quiet_imports` so far, for `--verbose`."""
-    while _held_back:
-        print(_held_back.pop(0))
-
-
-@contextmanager
-def quiet_console() -> Iterator[None]:
-    """A context in which the terminal shows only actionable log messages and warnings; the log file has all."""
-    from mmengine.logging import MMLogger
-    make_logger = MMLogger.__init__
-
-    with ExitStack() as stack:
-
-        def make_quiet_logger(self, *args, **kwargs):
-            make_logger(self, *args, **kwargs)
-            for handler in self.handlers:
-                if type(handler) is logging.StreamHandler:
-                    handler.addFilter(_concerns_a_user)
-                    stack.callback(handler.removeFilter, _concerns_a_user)
-
-        stack.enter_context(quiet_imports())
-        if find_spec('pycocotools'):
-            from pycocotools import coco
-            stack.enter_context(mock.patch.object(coco, 'print', lambda *args: None, create=True))
-        stack.enter_context(mock.patch.object(MMLogger, '__init__', make_quiet_logger))
-        stack.enter_context(warnings.catch_warnings())
-        for category in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
-            warnings.simplefilter('ignore', category)
-        for message in _WARNINGS:
-            warnings.filterwarnings('ignore', message)
-        yield
-
-
-def _concerns_a_user(record: logging.LogRecord) -> bool:
-    return not _CHATTER.match(record.getMessage())

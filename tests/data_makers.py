@@ -8,8 +8,6 @@ import numpy as np
 from mmdet.datasets import CocoDataset
 from pycocotools import mask as mask_utils
 
-from mmunorm import datasets
-
 # COCO's 80 category ids have gaps.
 COCO_IDS = [i for i in range(1, 91) if i not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
 
@@ -61,15 +59,16 @@ def _plain_rle(height, width, box):
 
 
 def make_imagenet(root, images=2, size=(240, 260)):
-    """ImageNet in `root`: 1000 class folders in train and val, of which the first few have an image."""
+    """ImageNet in `root`: 1000 class folders, of which those of val have an image in the first few alone."""
     rng = np.random.default_rng(0)
     for split in ('train', 'val'):
         for i in range(1000):
             folder = root / split / f'n{i:08d}'
             folder.mkdir(parents=True)
             if i < images:
-                cv2.imwrite(str(folder / f'{folder.name}_1.JPEG'),
-                            rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+                cv2.imwrite(str(folder / 'a.JPEG'), rng.integers(0, 256, (*size, 3), dtype=np.uint8))
+            elif split == 'train':
+                (folder / 'a.JPEG').hardlink_to(root / 'train/n00000000/a.JPEG')
 
 
 def make_cifar(root, dataset, images=2):
@@ -94,9 +93,3 @@ def make_cifar(root, dataset, images=2):
             (folder / name).write_bytes(content)
             tables[table].append([name, md5(content).hexdigest()])
     return tables
-
-
-def make_digits(root, images=10):
-    """The digits of `tools/dataset/make_digits.py` in `root`: a few small scenes and images."""
-    datasets.make_digits(root, train_scenes=2, val_scenes=2, scene_size=64, train_images=images,
-                         val_images=images)

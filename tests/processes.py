@@ -25,11 +25,6 @@ def start():
     forkserver.ensure_running()
 
 
-def without_a_gpu():
-    """Environment of `dist_train.sh` and `dist_test.sh`."""
-    return dict(PYTHON=sys.executable, PORT=str(free_port()), CUDA_VISIBLE_DEVICES='')
-
-
 def free_port():
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))

@@ -30,8 +30,8 @@ def load(name):
 
 
 # The models of other configs are compared with these.
-@pytest.mark.parametrize('name', ['digits/swin_ln_classifier', *(
-    name for name in CONFIGS if norm_of(name) == 'un' and '_1x' not in name and not name.startswith('convert/'))])
+@pytest.mark.parametrize('name', [
+    name for name in CONFIGS if norm_of(name) == 'un' and '_1x' not in name and not name.startswith('convert/')])
 def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     tiny_runs.check_norms_and_decay(tiny_runs.shrink(load(name)), norm_of(name))
 
@@ -57,7 +57,7 @@ def test_twins_differ_in_the_norm_alone(name):
             assert config.model.backbone.init_cfg.checkpoint == config.pretrained
 
 
-@pytest.mark.parametrize('folder', ['', 'convert', 'digits'])
+@pytest.mark.parametrize('folder', ['', 'convert'])
 def test_the_metafile_is_found_and_lists_every_config_and_results_of_the_readme(folder):
     content = load_file(FOLDER / folder / 'metafile.yml')
     collection, = content['Collections']
@@ -85,8 +85,6 @@ BASES = {
     'deit_s_un_imagenet_converted': 'mmpretrain::deit/deit-small_4xb256_in1k.py',
     'swin_t_un_imagenet_converted': 'swin_t_un_imagenet',
     'swin_t_un_maskrcnn_converted': 'swin_t_un_maskrcnn_1x',
-    'swin_un_classifier_converted': 'digits/swin_un_classifier',
-    'swin_un_maskrcnn_converted': 'digits/swin_un_maskrcnn',
 }
 METAFILES = [Path(package.__file__).parent / '.mim/configs' / folder / 'metafile.yml'
              for package, folder in ((mmpretrain, 'swin_transformer'), (mmpretrain, 'deit'), (mmdet, 'swin'))]
@@ -189,10 +187,7 @@ def test_a_backbone_starts_from_the_imagenet_classifier(tmp_path):
 
 # What stands for all others, which are in the grid, with options that make it smaller. tests/tools trains a narrow
 # detector on COCO.
-SAMPLE = {
-    't2t_vit_14_un_cifar10': ['model.backbone.num_layers=2'],
-    'digits/swin_un_classifier': [],
-}
+SAMPLE = {'t2t_vit_14_un_cifar10': ['model.backbone.num_layers=2']}
 
 
 @pytest.mark.slow

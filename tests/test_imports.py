@@ -1,6 +1,11 @@
-"""Which packages of mmunorm import which: few, and only downwards."""
+"""Which packages of mmunorm import which: few, and only downwards; and what an import changes: nothing."""
 import ast
+import subprocess
+import sys
+import textwrap
 from collections import defaultdict
+
+import pytest
 
 from .tiny_runs import ROOT
 
@@ -16,7 +21,6 @@ PACKAGES = {
     'backbones': ('fusion', 'norms'),
     'fusion': ('norms', ),
     'norms': (),
-    'datasets': (),
     'ops': (),
 }
 
@@ -57,3 +61,74 @@ def test_packages_import_few_others_and_only_those_below():
 def test_projects_are_not_imported():
     for path in (ROOT / 'mmunorm').rglob('*.py'):
         assert not any(parts[0] == 'projects' for parts in imported(path)), path
+
+
+TOOLS = sorted(path for pattern in ('tools/*.py', 'tools/*/*.py', 'projects/*/tools/*.py')
+               for path in ROOT.glob(pattern))
+
+
+def test_no_tool_hides_a_module_of_python():
+    """A script's folder comes first on sys.path."""
+    names = {path.stem for path in TOOLS}
+    assert len(names) > 10 and not names & sys.stdlib_module_names
+
+
+def test_a_tool_imports_mmunorm_before_other_packages():
+    for tool in TOOLS:
+        names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+                 for node in ast.parse(tool.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        packages = [name.partition('.')[0] for name in names]
+        assert next(name for name in packages if name not in sys.stdlib_module_names) == 'mmunorm', tool
+
+
+def test_progress_bars_stay_out_of_logs():
+    """Where stderr is no terminal, `disable=None` leaves a bar out; tqdm draws it by default."""
+    paths = [path for folder in ('mmunorm', 'tools') for path in (ROOT / folder).rglob('*.py')]
+    calls = [node for path in paths if 'tqdm(' in path.read_text() for node in ast.walk(ast.parse(path.read_text()))
+             if isinstance(node, ast.Call) and ast.unparse(node.func) == 'tqdm']
+    assert len(calls) > 5
+    for call in calls:
+        values = [ast.unparse(word.value) for word in call.keywords if word.arg == 'disable']
+        assert values and 'None' in values[0], ast.unparse(call)
+
+
+@pytest.mark.slow
+def test_importing_it_changes_nothing_in_other_packages():
+    """Every name of every module and class that is there already means the same afterwards.
+
+    Neither does a module that is imported on the way keep a function of ours: they keep what they import by name.
+    """
+    code = textwrap.dedent('''
+        import sys
+        import warnings
+        import mmengine.runner, mmcv, mmpretrain.models, mmpretrain.datasets, mmpretrain.engine  # noqa: E401
+        from mmengine import logging
+
+        def snapshot():
+            found = {}
+            for name, module in sys.modules.copy().items():
+                if name.partition('.')[0] in ('mmunorm', '__main__', '__mp_main__'):
+                    continue
+                for key, value in list(vars(module).items()):
+                    found[name, key] = value
+                    if type(value) is type and value.__module__ == name:
+                        found.update({(name, key, inner): value for inner, value in vars(value).items()})
+            return found
+
+        before, filters, finders = snapshot(), [*warnings.filters], [*sys.meta_path]
+        print('from here')
+        import mmunorm
+        import mmunorm.cli.arguments
+        after = snapshot()
+        changed = [key for key, value in before.items() if key not in after or after[key] is not value]
+        assert not changed, changed
+        assert all(entry in warnings.filters for entry in filters)
+        assert all(finder.__module__ == "mmunorm.ops" for finder in sys.meta_path if finder not in finders)
+        import mmdet.datasets
+        for name, module in sys.modules.items():
+            assert vars(module).get('print_log', logging.print_log) is logging.print_log, name
+    ''')
+    shown = subprocess.run([sys.executable, '-W', 'ignore', '-c', code], capture_output=True, text=True, check=True,
+                           cwd=ROOT).stdout.splitlines()
+    # mmdet's own messages stay.
+    assert set(shown[shown.index('from here') + 1:]) <= {'Could not import OneDL. Skipping OneDL datasets.'}

@@ -23,7 +23,7 @@ MAKEFILE = (ROOT / 'Makefile').read_text()
 PAGES = ['README.md', 'CONTRIBUTING.md',
          *(str(page.relative_to(ROOT)) for folder in ('configs', 'docs', 'projects')
            for page in sorted(ROOT.glob(f'{folder}/**/*.md')))]
-CONFIGS = 'configs', 'configs/digits', 'projects/*/configs'
+CONFIGS = '.', 'configs', 'projects/*/configs'
 # A block that cannot be run says why: <!-- not run: REASON -->
 BLOCK = re.compile(r'(?<!-->\n)^```(python|bash)\n(.*?)^```$', re.M | re.S)
 # What a page's blocks take for granted.
@@ -69,7 +69,7 @@ def config_block(page, word):
 def load(text, folder, name):
     """The config as if it lay in configs/, which it is not written into."""
     path = folder / name
-    path.write_text(re.sub(r"(?<=')\./([\w/]+\.py)(?=')", lambda base: str(next(
+    path.write_text(re.sub(r"(?<=')\.{1,2}/(?:\.\./)*([\w/]+\.py)(?=')", lambda base: str(next(
         found for configs in CONFIGS for found in ROOT.glob(f'{configs}/{base[1]}'))), text))
     return Config.fromfile(path)
 
@@ -151,7 +151,7 @@ def test_python_runs(page, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_inferencers_take_folded_models(tmp_path, monkeypatch):
     classifier = tiny_runs.write_classifier(tmp_path)
-    configs = dict(detector=ROOT / 'configs/digits/swin_un_maskrcnn.py', classifier=classifier)
+    configs = dict(detector=tiny_runs.write_detector(tmp_path)[0], classifier=classifier)
     for name, config in configs.items():
         cfg = Config.fromfile(config)
         model = build_model(cfg).eval()

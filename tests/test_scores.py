@@ -109,7 +109,7 @@ def test_conversions_are_added(scores, tmp_path):
     untrained, folded = scores.conversion_rows(tmp_path)
     assert untrained['options'] == {'way': 'affine, teacher', 'condition': 'untrained'} and untrained['steps'] == 0
     assert folded['metrics'] == {'accuracy/top1': 85.5} and folded['steps'] == 188 and folded['norm'] == 'UN'
-    assert folded['config'] == 'configs/convert/swin_un_classifier_converted.py'
+    assert folded['config'] == 'projects/digits/configs/swin_un_classifier_converted.py'
 
 
 @pytest.fixture

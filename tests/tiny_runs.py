@@ -210,11 +210,6 @@ def tiny_data(cfg, root, monkeypatch=None):
     `monkeypatch` lets a CIFAR class accept the MD5 sums of the tiny files.
     """
     dataset = cfg.train_dataloader.dataset
-    if dataset.type == 'HandwrittenDigits':
-        return _run_options(cfg) + [f'{split}_dataloader.{setting}' for split in ('train', 'val', 'test')
-                                    for setting in ('dataset.indices=10', 'batch_size=10')]
-    if 'digits' in dataset.data_root:
-        return _tiny_digits(cfg, root)
     if dataset.type == 'CocoDataset':
         data_makers.make_coco(root)
         return [*run_options(cfg, root), *coco_options(cfg, root, 'instances_val2017.json')]
@@ -229,24 +224,16 @@ def tiny_data(cfg, root, monkeypatch=None):
     raise NotImplementedError(f'no tiny data in the format of {dataset.type}')
 
 
-def _tiny_digits(cfg, root):
-    dataset = cfg.train_dataloader.dataset
-    data_makers.make_digits(root)
-    if dataset.type == 'CocoDataset':
-        root = root / 'coco'
-        return [*run_options(cfg, root), *coco_options(cfg, root, 'instances_val.json')]
-    return run_options(cfg, root / 'imagenet', batch_size=10)
-
-
 def run_options(cfg, root, batch_size=2):
     """The options for one step on small batches of the data in `root`."""
     options = [f'{split}_dataloader.{setting}'
                for split in ('train', 'val', 'test')
                for setting in (f'dataset.data_root={root}', f'batch_size={batch_size}', 'num_workers=0')]
-    return options + _run_options(cfg)
+    return options + step_options(cfg)
 
 
-def _run_options(cfg):
+def step_options(cfg):
+    """The options for one step, whatever the data."""
     options = ['default_hooks.checkpoint.save_optimizer=False', 'default_hooks.checkpoint.interval=1',
                'default_hooks.logger.interval=1', 'randomness.seed=0', 'train_cfg.val_interval=1']
     options.append('train_cfg.max_iters=1' if 'max_iters' in cfg.train_cfg else 'train_cfg.max_epochs=1')

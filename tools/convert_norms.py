@@ -15,7 +15,7 @@ from mmunorm.cli.arguments import (
     positive,
     set_dataloader_defaults,
 )
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.data_checks import check_data
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, renamed
 from mmunorm.conversion import ConversionError, convert_norms

@@ -15,8 +15,8 @@ from mmunorm.cli.arguments import command
 from mmunorm.cli.shipping import run_tool
 
 ROOT = Path(__file__).resolve().parent.parent
-CLASSIFIER = 'configs/digits/swin_ln_classifier.py'
-DETECTOR = 'configs/digits/swin_ln_maskrcnn.py'
+CLASSIFIER = 'projects/digits/configs/swin_ln_classifier.py'
+DETECTOR = 'projects/digits/configs/swin_ln_maskrcnn.py'
 OUT = 'work_dirs/demo'
 STEPS = 200  # of the detector, of 700 of its recipe
 
@@ -41,7 +41,7 @@ def train(title: str, config: str, work_dir: str, *options: str) -> str:
 def main(argv=None) -> None:
     argparse.ArgumentParser(description=__doc__).parse_args(argv)
     start = time.time()
-    run('1/4 Data: handwritten digits from scikit-learn', 'tools/dataset/make_digits.py')
+    run('1/4 Data: handwritten digits from scikit-learn', 'projects/digits/tools/make_digits.py')
     classifier = train('2/4 Train a small Swin with LayerNorm', CLASSIFIER, f'{OUT}/classifier',
                        'train_cfg.max_epochs=2')
     detector = train('3/4 Train a Mask R-CNN from its backbone: it stands for the model that you have', DETECTOR,

@@ -11,11 +11,12 @@ from mmunorm.cli.arguments import (
     out_folder,
     positive,
 )
-from mmunorm.cli.images import draw_images, draw_objects, find_images, label_objects
+from mmunorm.cli.images import draw_images, draw_objects, find_images
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
 from mmunorm.deploy.images import loading_of
 from mmunorm.utils import PreflightError, plural
 
+import numpy as np
 from mmengine.registry import MODELS, TRANSFORMS
 
 
@@ -52,9 +53,9 @@ class Detector:
         found = self.infer(self.model, str(path)).pred_instances.cpu().numpy()
         self.best_scores.append(found.scores.max(initial=0))
         shown = found[found.scores >= self.score_thr]
-        objects = label_objects(self.model.dataset_meta['classes'], shown.labels, shown.scores, shown.bboxes,
-                                shown.get('masks'))
-        return draw_objects(image, objects), self._prediction(found)
+        drawn = draw_objects(image, self.model.dataset_meta['classes'], shown.labels, shown.scores, shown.bboxes,
+                             shown.get('masks'))
+        return drawn, self._prediction(found)
 
     def summarize(self):
         """Prints how many images have no object that was drawn."""
@@ -88,8 +89,9 @@ class Classifier:
         loaded = self.load(dict(img_path=str(path)))['img'] if self.load else image[..., ::-1]
         result = self.inferencer.forward(next(self.inferencer.preprocess([loaded])))
         prediction, = self.inferencer.postprocess(result, [])
-        objects = label_objects(self.inferencer.classes or (), [prediction['pred_label']], [prediction['pred_score']])
-        return draw_objects(image, objects), {**prediction, 'pred_scores': prediction['pred_scores'].tolist()}
+        drawn = draw_objects(image, self.inferencer.classes, np.array([prediction['pred_label']]),
+                             prediction['pred_scores'])
+        return drawn, {**prediction, 'pred_scores': prediction['pred_scores'].tolist()}
 
 
 class ModelDrawing:

@@ -24,7 +24,7 @@ from mmunorm.cli.arguments import (
     positive,
     set_dataloader_defaults,
 )
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.data_checks import check_data
 from mmunorm.cli.shipping import Stage
 from mmunorm.config.models import build_model, load_model
 from mmunorm.config.presets import HELP, count_steps, renamed
@@ -38,7 +38,7 @@ from mmunorm.engine.conversion import parse_goal
 from mmunorm.engine.distillation import backbone_of
 from mmunorm.fusion import fuse_norms
 from mmunorm.norms.replace import layer_norms
-from mmunorm.utils import PreflightError, plural
+from mmunorm.utils import PreflightError
 
 from mmengine.registry import DATASETS
 
@@ -71,7 +71,7 @@ def parse_args(argv=None):
                         'needed')
     parser.add_argument('--adapt-steps', type=non_negative, metavar='N',
                         help='steps before that, which need no labels (default: 300); 0 for none')
-    parser.add_argument('--dry-run', action='store_true', help='print the stages and how long they take, and end')
+    parser.add_argument('--dry-run', action='store_true', help='print the stages, and end')
     add_config_arguments(parser, norm=False)
     args = parser.parse_args(argv)
     if args.to == EXACT:
@@ -97,18 +97,16 @@ def tool(name):
     return os.path.relpath(Path(__file__).resolve().parent / name)
 
 
-def plan(args, cfg, chosen, int8, steps, per_image, per_test):
-    """The stages, and recipe, checkpoint and file of the result; the arguments end with the seconds of an image and of
-    a test.
-    """
+def plan(args, chosen, int8, steps):
+    """The stages, and recipe, checkpoint and file of the result."""
     model, options = (args.config, args.checkpoint), options_of(args)
     if args.to == EXACT:
         recipe, checkpoint = model
         stages = [Stage('Fold the norms, and test', (tool('test.py'), *model, '--fuse', '--work-dir',
-                                                     f'{args.out}/folded', *options), args.out / 'folded', per_test)]
+                                                     f'{args.out}/folded', *options), args.out / 'folded')]
         read, baseline = options, ()
     else:
-        stages, recipe, checkpoint = plan_conversion(args, cfg, steps, per_image, per_test)
+        stages, recipe, checkpoint = plan_conversion(args, steps)
         read, baseline = (), ('--baseline', *model)
     trained = (str(recipe), str(checkpoint))
     file = args.out / f'model{chosen.suffixes[0]}'
@@ -116,47 +114,42 @@ def plan(args, cfg, chosen, int8, steps, per_image, per_test):
     parts = () if args.parts == PARTS[0] else ('--parts', args.parts)
     samples = () if args.num_samples is None else ('--num-samples', str(args.num_samples))
     stages.append(Stage('Fold and export', (tool('deploy/export.py'), *trained, '--format', args.format, *kind, *parts,
-                                            *samples, '--out', str(file), *read), file, 60))
+                                            *samples, '--out', str(file), *read), file))
     form = shipping.form_of(chosen.name, int8)
     if rows := list(dict.fromkeys([*([form] if form else []), *args.beside])):
         exported = ('--file', form, str(file)) if form else ()
         # In floating point, what torch has is known.
         tested = [name for name in rows if name == form or VARIANTS[name][1].int8]
-        models = 2 if args.to == EXACT else 3
         stages.append(Stage(
             'Test and measure it beside LayerNorm',
             (tool('deploy/benchmark.py'), *trained, *baseline, '--formats', *rows, '--metrics-of', *tested, *exported,
              *parts, *samples, '--out', f'{args.out}/speed', *options),
-            args.out / 'speed/formats.json', models * (len(tested) * per_test + 30 * len(rows)) + 45))
+            args.out / 'speed/formats.json'))
     return stages, recipe, checkpoint, file
 
 
-def plan_conversion(args, cfg, steps, per_image, per_test):
+def plan_conversion(args, steps):
     """The stages up to a checkpoint with another norm, and its recipe and checkpoint."""
     out, name = args.out, parse_goal(args.to)[0]
     to = f'{name}=UN,warmup_iters={shipping.WARMUP}' if args.to == 'UN' and steps else args.to
     stem = renamed(Path(args.config).stem, 'LN', name)
     images = () if args.images is None else ('--images', args.images)
-    samples = args.num_samples or 512
-    batch_size = (cfg.get('train_dataloader') or cfg.test_dataloader).batch_size
     recipe, checkpoint = out / 'converted' / f'{stem}.py', out / 'converted' / f'{stem}.pth'
     stages = [Stage(
         'Convert the norms, and test before and after',
         (tool('convert_norms.py'), args.config, args.checkpoint, '--out', f'{out}/converted', '--to', to,
-         '--num-samples', str(samples), *images, '--adapt-steps', str(args.adapt_steps), '--test',
+         '--num-samples', str(args.num_samples or 512), *images, '--adapt-steps', str(args.adapt_steps), '--test',
          *options_of(args)),
-        out / 'converted/metrics.json', 4 * (samples + args.adapt_steps * batch_size) * per_image
-        + 2 * per_test)]
+        out / 'converted/metrics.json')]
     if steps:
         converted, recipe = recipe, out / f'{stem}.py'
         checkpoint = out / f'trained/iter_{steps}.pth'
         stages += [
             Stage('Train on, with the model with LayerNorm as the teacher',
                   (tool('train.py'), str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust_option(args)),
-                  checkpoint, 4 * steps * batch_size * per_image,
-                  lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)),
+                  checkpoint, lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)),
             Stage('Fold the norms, and test', (tool('test.py'), str(recipe), str(checkpoint), '--fuse', '--work-dir',
-                                               f'{out}/folded'), out / 'folded', per_test)]
+                                               f'{out}/folded'), out / 'folded')]
     return stages, recipe, checkpoint
 
 
@@ -171,6 +164,23 @@ def folded(model):
     """Folds a model; returns the names of what is left of its norms, see :func:`norms_left`, and the report."""
     report = fuse_norms(model)
     return norms_left(model), report
+
+
+def outcome_of(args, model, steps, row, recipe, checkpoint, file):
+    """The results of all stages, the table of the conversion or '', and the report of the folding."""
+    metrics, losses = {}, ''
+    exact, fusion = folded(copy.deepcopy(model))
+    left = {'LayerNorm': norms_left(model), EXACT: exact}
+    if args.to != EXACT:
+        before = json.loads((args.out / 'converted/metrics.json').read_text())
+        metrics = {'LayerNorm': before['before'], 'converted': before['after']}
+        losses = next((args.out / 'converted').glob('*.md')).read_text()
+        left[parse_goal(args.to)[0]], fusion = folded(load_model(load_config(str(recipe)), str(checkpoint)))
+    if steps or args.to == EXACT:
+        metrics[EXACT if args.to == EXACT else 'trained and folded'] = shipping.newest_metrics(args.out / 'folded')
+    measured = args.out / 'speed/formats.json'
+    result = json.loads(measured.read_text()) if measured.exists() else None
+    return ship_report.Outcome(steps, file, row, '', metrics, result, left), losses, fusion
 
 
 @command
@@ -201,36 +211,19 @@ def main(argv=None):
     if backbone_of(model) is None:
         args.adapt_steps = 0
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
-    per_image = shipping.seconds_per_image(model, dataset) if args.dry_run else 0.
-    stages, recipe, checkpoint, file = plan(args, cfg, chosen, int8, steps, per_image, len(dataset) * per_image)
+    stages, recipe, checkpoint, file = plan(args, chosen, int8, steps)
     if args.dry_run:
         for number, stage in enumerate(stages, 1):
-            minutes = round(stage.seconds / 60)
-            about = f'{minutes} minutes' if minutes > 1 else 'a minute or less'
-            print(f'\n{number}/{len(stages)} {stage.title}, about {about}\n$ {stage}')
-        training = 'Nothing is trained' if args.to == EXACT else f'Training has {plural(steps, "step")}'
-        print(f'\n{training}. Times are from one forward pass on this machine.')
+            print(f'\n{number}/{len(stages)} {stage.title}\n$ {stage}')
         return stages
     out_folder(args.out)
     done = args.out / 'ship.json'
     if done.exists() and os.path.isfile(args.checkpoint) and os.path.getmtime(args.checkpoint) > done.stat().st_mtime:
         raise PreflightError(f'--out {args.out} has results of an older {args.checkpoint}: name another folder.')
     seconds = shipping.run_stages(stages, args.out)
-    metrics, losses = {}, ''
-    exact, fusion = folded(copy.deepcopy(model))
-    left = {'LayerNorm': norms_left(model), EXACT: exact}
-    if args.to != EXACT:
-        before = json.loads((args.out / 'converted/metrics.json').read_text())
-        metrics = {'LayerNorm': before['before'], 'converted': before['after']}
-        losses = next((args.out / 'converted').glob('*.md')).read_text()
-        left[parse_goal(args.to)[0]], fusion = folded(load_model(load_config(str(recipe)), str(checkpoint)))
-    if steps or args.to == EXACT:
-        metrics[EXACT if args.to == EXACT else 'trained and folded'] = shipping.newest_metrics(args.out / 'folded')
-    measured = args.out / 'speed/formats.json'
-    outcome = ship_report.Outcome(
-        steps=steps, file=file, row=shipping.form_of(chosen.name, int8),
-        usage=usage_of(args, chosen, recipe, checkpoint, file), metrics=metrics,
-        result=json.loads(measured.read_text()) if measured.exists() else None, left=left)
+    row = shipping.form_of(chosen.name, int8)
+    outcome, losses, fusion = outcome_of(args, model, steps, row, recipe, checkpoint, file)
+    outcome.usage = usage_of(args, chosen, recipe, checkpoint, file)
     runners = {}
     if args.parts == PARTS[0]:
         runners['LayerNorm, torch'] = ExportedModel(TorchSession(exportable.stock, exportable.meta))
@@ -239,7 +232,7 @@ def main(argv=None):
     report = args.out / 'report.html'
     ship_report.write_report(
         report, f'{Path(args.config).stem}: from LayerNorm to {file.name}', outcome, stages, seconds, losses,
-        str(fusion), ship_report.draw_predictions(dataset, runners))
+        str(fusion), ship_report.draw_samples(dataset, runners))
     print(*outcome.conclusion(), f'written: {file}', f'written: {report}', sep='\n')
     if args.to != EXACT and any(outcome.left[outcome.name]):
         print(f'some norms did not fold: {outcome.norms_left}')

@@ -7,7 +7,7 @@ from mmunorm.checkpoints.folded import save_folded
 from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, apply_runner_arguments, command, load_config, out_file
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.data_checks import check_data
 from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.config.starting import fit_load_from
 from mmunorm.engine import FuseNormsHook

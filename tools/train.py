@@ -3,8 +3,7 @@ import argparse
 
 from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, apply_runner_arguments, command, load_config
-from mmunorm.cli.preflight import check_data, check_pretrained
-from mmunorm.cli.resume import set_resume
+from mmunorm.cli.data_checks import check_data
 from mmunorm.config.starting import fit_load_from, fit_pretrained
 
 
@@ -14,7 +13,7 @@ def parse_args(argv=None):
     parser.add_argument('--resume', nargs='?', const='auto', metavar='CHECKPOINT',
                         help='continue from a checkpoint, or from the latest one in the work directory')
     parser.add_argument('--amp', action='store_true',
-                        help='mixed precision: float16 with a loss scale on a GPU, bfloat16 on a CPU')
+                        help='mixed precision on a GPU, float16 with a loss scale')
     parser.add_argument('--auto-scale-lr', action='store_true', help='scale the learning rate by the batch size')
     add_runner_arguments(parser)
     return parser.parse_args(argv)
@@ -25,15 +24,13 @@ def main(argv=None):
     args = parse_args(argv)
     cfg = load_config(args.config, args.cfg_options, args.norm)
     apply_runner_arguments(cfg, args)
-    set_resume(cfg, args.resume)
-    training.add_hooks(cfg, 'OfflineNormHook', 'ResidualHook', 'RepeatableHook', 'DivergenceHook')
-    training.keep_two_checkpoints(cfg)
+    training.set_resume(cfg, args.resume)
+    training.add_hooks(cfg, 'OfflineNormHook', 'ResidualHook')
     if args.amp:
         training.enable_amp(cfg)
     if args.auto_scale_lr:
         training.enable_auto_scale_lr(cfg)
     check_data(cfg, ['train', 'val'])
-    check_pretrained(cfg, args.config)
     fit_pretrained(cfg)
     fit_load_from(cfg)
     runner = training.build_runner(cfg)

@@ -4,14 +4,12 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
-import logging
 import math
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
 from inspect import signature
@@ -20,30 +18,13 @@ from pathlib import Path
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.device import get_device
-from mmengine.hooks import CheckpointHook
 from mmengine.runner import Runner
 
 from ..checkpoints.reading import reading
 from ..config.presets import HELP, apply_norm, check_norms, use_map_forms
 from ..config.pretrained import pretrained_path, set_pretrained
 from ..config.walk import walk
-from ..interruption import raise_again
-from ..utils import (
-    Interrupted,
-    LocalError,
-    PreflightError,
-    RunError,
-    error_text,
-    is_first_process,
-    is_interruption,
-    misspelt,
-    one_line,
-    print_held_back,
-    quiet_console,
-    warn,
-    written_file,
-)
-from .annotations import completed_annotations
+from ..utils import LocalError, PreflightError, RunError, error_text, is_first_process, one_line, written_file
 
 # What runners read of their config besides their own arguments, and what the tools read.
 _USED_KEYS = {*signature(Runner).parameters, 'activation_checkpointing', 'compile', 'efficient_conv_bn_eval',
@@ -52,10 +33,10 @@ _USED_KEYS = {*signature(Runner).parameters, 'activation_checkpointing', 'compil
 
 
 def command(main):
-    """Makes a tool's `main` print a PreflightError or RunError as one line and exit with status 2 or 3.
+    """Makes a tool's `main` print an error as one line and exit with its status.
 
-    An OSError, such as a full disk, is treated as a RunError. With `--verbose`, the traceback is printed before the
-    line. Ctrl+C exits with status 130, as in a shell, also where a library raises another error for it.
+    That is 2 for a PreflightError, 3 for a RunError or an OSError, such as a full disk, and 130 for Ctrl+C. With
+    `--verbose`, the traceback is printed before the line.
 
     Denormal numbers are flushed to zero. At the end of a distributed run, the process group is closed.
     """
@@ -63,37 +44,24 @@ def command(main):
     @functools.wraps(main)
     def wrapper(argv=None):
         argv = sys.argv[1:] if argv is None else argv
-        verbose = _is_given('--verbose', argv)
-        raise_again()
+        # After a softmax, the -100 between shifted windows is a denormal number. CPUs are slow with those: a digits
+        # Swin in float32 trains 2.6 times as fast without them (benchmarks/NOTES.md).
+        torch.set_flush_denormal(True)
         try:
-            with ExitStack() as stack:
-                # With it, logging prints a traceback for each line that does not fit on a full disk.
-                stack.callback(setattr, logging, 'raiseExceptions', logging.raiseExceptions)
-                logging.raiseExceptions = False
-                stack.enter_context(completed_annotations())
-                stack.enter_context(reading(trusted=_is_given('--trust-checkpoint', argv)))
-                # After a softmax, the -100 between shifted windows is a denormal number. CPUs are slow with those: a
-                # digits Swin in float32 trains 2.6 times as fast without them (benchmarks/NOTES.md).
-                stack.callback(torch.set_flush_denormal, False)
-                torch.set_flush_denormal(True)
-                if verbose:
-                    print_held_back()
-                else:
-                    stack.enter_context(quiet_console())
+            with reading(trusted=_is_given('--trust-checkpoint', argv)):
                 result = main(argv)
-        except BaseException as error:
-            if is_interruption(error) and not isinstance(error, RunError):
-                print('interrupted', file=sys.stderr)
-                raise SystemExit(130) from None
-            if not isinstance(error, (PreflightError, RunError, OSError)):
-                raise
+        except KeyboardInterrupt:
+            print('interrupted', file=sys.stderr)
+            raise SystemExit(130) from None
+        except (PreflightError, RunError, OSError) as error:
             # Only the process of a distributed run that raised the error can report it.
             if is_first_process() or isinstance(error, (LocalError, OSError)):
-                if verbose:
+                if _is_given('--verbose', argv):
                     traceback.print_exc()
                 print(f'error: {one_line(error)}', file=sys.stderr)
-            status = 2 if isinstance(error, PreflightError) else 130 if isinstance(error, Interrupted) else 3
-            raise SystemExit(status) from None
+            raise SystemExit(getattr(error, 'status', 3)) from None
+        finally:
+            torch.set_flush_denormal(False)
         if torch.distributed.is_initialized():
             # A gloo thread aborts the process if it frees its last tensor while Python shuts down.
             # The group joins its threads once nothing refers to it, neither the model nor its runner.
@@ -165,8 +133,7 @@ def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> 
     parser.add_argument('--trust-checkpoint', action='store_true',
                         help='load checkpoints with other objects than weights and plain data, which may run code')
     parser.add_argument('--verbose', action='store_true',
-                        help='show all log messages of libraries, such as the environment and the config, and the '
-                        'traceback of an error')
+                        help='also print the traceback of an error')
 
 
 def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
@@ -220,7 +187,6 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         _merge(cfg, path, options)
     use_map_forms(cfg)
     check_norms(cfg)
-    _warn_of_unused(cfg, options or ())
     return cfg
 
 
@@ -238,25 +204,6 @@ def _merge(cfg: Config, path: str, options: dict | None) -> None:
         if not isinstance(options['pretrained'], (str, type(None))):
             raise PreflightError(f"--cfg-options pretrained={options['pretrained']!r}: must be a checkpoint or None.")
         set_pretrained(cfg, options['pretrained'])
-
-
-def _warn_of_unused(cfg: Config, options: Iterable[str]) -> None:
-    """Warns of each option with a key that neither mmengine nor mmunorm reads, such as `lr` at the top.
-
-    A misspelt argument of CheckpointHook is an error: the hook takes it, and fails at the first checkpoint.
-    """
-    for key in options:
-        top, part, name = key.partition('.')[0], *key.rpartition('.')[::2]
-        if part == 'default_hooks.checkpoint' and (problem := misspelt(part, {name: None}, CheckpointHook)):
-            raise PreflightError(f'--cfg-options {problem}')
-        if top in _USED_KEYS:
-            continue
-        words = set(re.findall('[a-z]+', key))
-        similar = [path for path, _ in walk({part: cfg[part] for part in cfg if part in _USED_KEYS})
-                   if path.rpartition('.')[2] == name]
-        similar.sort(key=lambda path: (-len(words.intersection(re.findall('[a-z]+', path))), path.count('.')))
-        hint = f'did you mean {" or ".join(similar[:3])}?' if similar else 'the setting has no effect.'
-        warn(f'--cfg-options {key}: nothing reads this key; {hint}')
 
 
 def apply_runner_arguments(cfg: Config, args: argparse.Namespace) -> None:

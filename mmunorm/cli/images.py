@@ -4,70 +4,69 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import cv2
 import mmcv
 import numpy as np
+import torch
+from mmdet.structures import DetDataSample
+from mmdet.visualization import DetLocalVisualizer
+from mmengine.structures import InstanceData
+from mmengine.visualization import Visualizer
+from mmpretrain.structures import DataSample
+from mmpretrain.visualization import UniversalVisualizer
 from tqdm import tqdm
 
-from ..engine.images import image_problem
 from ..utils import IMAGE_SUFFIXES, PreflightError, plural, whole_file, write_text
 
-LETTERS = 0.7  # the size of labels in an image with a short side of 512 pixels
+
+def draw_objects(image: np.ndarray, classes: Sequence[str] | None, labels: np.ndarray, scores: np.ndarray | None = None,
+                 boxes: np.ndarray | None = None, masks: np.ndarray | None = None) -> np.ndarray:
+    """Draws detected objects or a class on an image, with the visualizers of mmdet and mmpretrain.
+
+    Args:
+        image (np.ndarray): uint8 BGR `(h, w, 3)`; a small one is enlarged so that labels are readable.
+        classes (Sequence[str], optional): the names of all classes.
+        labels (np.ndarray): int `(n, )`, one for each object; `(1, )` without boxes.
+        scores (np.ndarray, optional): of the objects `(n, )`; without boxes of all classes.
+        boxes (np.ndarray, optional): x1 y1 x2 y2 `(n, 4)` in pixels; None for the class of the whole image.
+        masks (np.ndarray, optional): bool `(n, h, w)`.
+
+    Returns:
+        np.ndarray: uint8 BGR.
+    """
+    scale = drawing_scale(*image.shape[:2])
+    large = mmcv.bgr2rgb(mmcv.imrescale(image, scale))
+    if boxes is None:
+        sample = DataSample().set_pred_label(torch.as_tensor(labels))
+        if scores is not None:
+            sample.set_pred_score(torch.as_tensor(scores))
+        return mmcv.rgb2bgr(_visualizer(UniversalVisualizer).visualize_cls(large, sample, classes))
+    found = dict(labels=labels, bboxes=np.asarray(boxes, np.float32).reshape(-1, 4) * scale, scores=scores)
+    if masks is not None:
+        found['masks'] = np.array([mmcv.imrescale(mask.astype(np.uint8), large.shape[1::-1]) > 0 for mask in masks],
+                                  bool).reshape(-1, *large.shape[:2])
+    visualizer = _visualizer(DetLocalVisualizer)
+    visualizer.dataset_meta = dict(classes=classes)
+    objects = InstanceData(**{name: value for name, value in found.items() if value is not None})
+    visualizer.add_datasample('', large, DetDataSample(gt_instances=objects), draw_pred=False)
+    return mmcv.rgb2bgr(visualizer.get_image())
 
 
-@dataclass(frozen=True)
-class Object:
-    """A label of an image: a detected object, or the class of the whole image."""
-    label: int
-    text: str
-    box: Sequence[float] | None = None  # x1 y1 x2 y2 in the image's pixels; None for the class of the whole image
-    mask: np.ndarray | None = None  # `(height, width)` bool
+@cache
+def _visualizer(cls: type) -> Visualizer:
+    return cls()
 
 
-def label_objects(classes: Sequence[str], labels, scores, boxes=None, masks=None) -> list[Object]:
-    """Objects with the name and the score of their class as text; without boxes, classes of the whole image."""
-    missing = [None] * len(labels)
-    return [Object(int(label), f'{classes[label] if label < len(classes) else label} {score:.2f}', box, mask)
-            for label, score, box, mask in zip(labels, scores, missing if boxes is None else boxes,
-                                               missing if masks is None else masks, strict=True)]
-
-
-def objects_in(runner, image: np.ndarray, score_thr: float) -> list[Object]:
-    """The predictions of an exported model for an image, uint8 BGR; objects with at least the score `score_thr`."""
+def draw_predictions(runner, image: np.ndarray, score_thr: float) -> np.ndarray:
+    """The image, uint8 BGR, with the predictions of an exported model; objects with at least the score `score_thr`."""
     if not runner.is_detector:
         scores = runner.classify(image)
-        return label_objects(runner.classes, [scores.argmax()], [scores.max()])
-    result = runner.detect(image, score_thr)
-    return label_objects(runner.classes, result.labels, result.scores, result.boxes, result.masks)
-
-
-def draw_objects(image: np.ndarray, objects: Sequence[Object]) -> np.ndarray:
-    """The image with its objects drawn, enlarged so that labels are readable; the first object is on top."""
-    scale = drawing_scale(*image.shape[:2])
-    large = mmcv.imrescale(image, scale)
-    if any(item.box is None for item in objects):  # the class is written below the image
-        large = cv2.copyMakeBorder(large, 0, 32, 0, 0, cv2.BORDER_CONSTANT)
-    for item in reversed(objects):
-        if item.box is None:
-            _write(large, item.text, 4, large.shape[0] - 9, (255, 255, 255))
-            continue
-        # Neighbours in the list of classes get hues that are far from each other.
-        colour = cv2.cvtColor(np.uint8([[[item.label * 111 % 180, 200, 255]]]), cv2.COLOR_HSV2BGR)[0, 0]
-        if item.mask is not None:
-            inside = cv2.resize(item.mask.astype('uint8'), large.shape[1::-1]) > 0
-            large[inside] = large[inside] // 2 + colour // 2
-        x1, y1, x2, y2 = (np.asarray(item.box) * scale).round().astype(int).tolist()
-        cv2.rectangle(large, (x1, y1), (x2, y2), colour.tolist(), 2)
-        _write(large, item.text, x1 + 3, y1 + 20, colour.tolist())
-    return large
-
-
-def _write(image: np.ndarray, text: str, x: int, y: int, colour: Sequence[int]) -> None:
-    for outline, thickness in (((0, 0, 0), 5), (colour, 2)):
-        cv2.putText(image, text, (x, y), cv2.FONT_HERSHEY_SIMPLEX, LETTERS, outline, thickness, cv2.LINE_AA)
+        return draw_objects(image, runner.classes or None, scores.argmax(keepdims=True), scores)
+    found = runner.detect(image, score_thr)
+    return draw_objects(image, runner.classes or None, found.labels, found.scores, found.boxes, found.masks)
 
 
 def find_images(source: str, out_dir: str, limit: int | None = None) -> list[tuple[Path, Path]]:
@@ -115,7 +114,7 @@ def draw_images(images: Sequence[tuple[Path, Path]],
             content = cv2.imencode(out_file.suffix, drawing)[1]
         except cv2.error as error:
             height, width = image.shape[:2]
-            skipped.append(f'{path} ({width} x {height} pixels): {image_problem(error)}')
+            skipped.append(f'{path} ({width} x {height} pixels): {error.err}')
             continue
         out_file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(out_file) as part:

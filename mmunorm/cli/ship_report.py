@@ -13,7 +13,7 @@ from ..benchmark.files import main_metrics, markdown
 from ..benchmark.output import NO_DIFFERENCE, speedup
 from ..deploy.exported import ExportedModel
 from ..utils import write_text
-from .images import Object, draw_objects, objects_in, read_image
+from .images import draw_objects, draw_predictions, read_image
 from .page import render_page
 from .shipping import Stage
 
@@ -93,7 +93,7 @@ def versus_layer_norm(ratio: dict[str, float], control: dict[str, float] | None 
     return f'{value:.2f}x {word} than LayerNorm [{low:.2f}, {high:.2f}]'
 
 
-def draw_predictions(dataset, runners: dict[str, ExportedModel]) -> list[dict[str, np.ndarray]]:
+def draw_samples(dataset, runners: dict[str, ExportedModel]) -> list[dict[str, np.ndarray]]:
     """The ground truth and the predictions of models for the first test images; empty without models or image files."""
     drawn = []
     for index in range(min(NUM_IMAGES, len(dataset)) if runners else 0):
@@ -101,20 +101,18 @@ def draw_predictions(dataset, runners: dict[str, ExportedModel]) -> list[dict[st
         loading = next(iter(runners.values())).loading
         image = read_image(Path(info['img_path']), **loading) if info.get('img_path') else None
         if image is not None:
-            drawn.append({'ground truth': draw_objects(image, ground_truth(info, dataset.metainfo.get('classes'))),
-                          **{name: draw_objects(image, objects_in(runner, image, SCORE_THR))
-                             for name, runner in runners.items()}})
+            drawn.append({'ground truth': draw_truth(image, info, dataset.metainfo.get('classes')),
+                          **{name: draw_predictions(runner, image, SCORE_THR) for name, runner in runners.items()}})
     return drawn
 
 
-def ground_truth(info: dict, classes: Sequence[str] | None) -> list[Object]:
-    """The labels of an image, from its entry in a data set of mmdet or mmpretrain."""
-    def text(label: int) -> str:
-        return classes[label] if classes else str(label)
-
+def draw_truth(image: np.ndarray, info: dict, classes: Sequence[str] | None) -> np.ndarray:
+    """An image with its labels, from its entry in a data set of mmdet or mmpretrain."""
     if 'gt_label' in info:
-        return [Object(int(info['gt_label']), text(int(info['gt_label'])))]
-    return [Object(box['bbox_label'], text(box['bbox_label']), box['bbox']) for box in info.get('instances', ())]
+        return draw_objects(image, classes, np.array([info['gt_label']]))
+    objects = info.get('instances', ())
+    labels, boxes = (np.array([one[key] for one in objects]) for key in ('bbox_label', 'bbox'))
+    return draw_objects(image, classes, labels, boxes=boxes)
 
 
 def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], seconds: dict[str, float],
@@ -122,7 +120,7 @@ def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], 
     """Writes a page that opens from disk and loads nothing.
 
     `seconds` are by the command of a stage, `losses` is the Markdown table of the conversion or '', `fusion` is the
-    report of the folding, and `images` are what :func:`draw_predictions` returns.
+    report of the folding, and `images` are what :func:`draw_samples` returns.
     """
     models = {**outcome.metrics}
     if row := outcome.measured(outcome.name, outcome.row):

@@ -7,14 +7,11 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from mmengine.config import Config
-from mmengine.dataset import pseudo_collate
-from torch import nn
 
 from ..deploy.formats import VARIANTS
 from ..utils import PreflightError, RunError, write_text
@@ -31,7 +28,6 @@ class Stage:
     title: str
     command: tuple[str, ...]  # a tool, and its arguments
     result: Path  # the file or folder that it writes
-    seconds: float = 0.  # roughly how long it takes
     prepare: Callable[[], None] | None = None  # called before the command
 
     def __str__(self) -> str:
@@ -101,17 +97,6 @@ def form_of(name: str, int8: str | None) -> str | None:
     """The row of `tools/deploy/benchmark.py` for a format and a kind of INT8; None if it has none."""
     return next((row for row, (format_, form) in VARIANTS.items()
                  if format_.name == name and form.int8 == int8 and not form.load_options), None)
-
-
-@torch.no_grad()
-def seconds_per_image(model: nn.Module, dataset: Sequence[dict]) -> float:
-    """Seconds of a forward pass, measured on a few images of a data set."""
-    batch = pseudo_collate([dataset[i] for i in range(min(8, len(dataset)))])
-    inputs = model.eval().data_preprocessor(batch, False)
-    model(**inputs, mode='tensor')
-    start = time.perf_counter()
-    model(**inputs, mode='tensor')
-    return (time.perf_counter() - start) / len(batch['inputs'])
 
 
 def newest_metrics(work_dir: Path) -> dict[str, float]:

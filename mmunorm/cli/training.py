@@ -1,25 +1,20 @@
-"""Prepares and starts a training or test run: mixed precision, hooks, kept checkpoints, and the Runner."""
+"""Prepares and starts a training or test run: resuming, mixed precision, hooks, and the Runner."""
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import sys
-from urllib.error import URLError
 
 import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.registry import HOOKS, RUNNERS
-from mmengine.runner import Runner
+from mmengine.runner import Runner, find_latest_checkpoint
 
-from ..checkpoints.loading import load_weights
+from ..checkpoints.loading import check_checkpoint, load_weights, read_checkpoint
 from ..config.models import clear_build_errors
-from ..config.walk import walk
-from ..engine.images import name_unusable_images
+from ..config.pretrained import pretrained_path
 from ..engine.runner import norm_counts, unwrapped_model
-from ..utils import Interrupted, LocalError, PreflightError, error_text, is_interruption, one_line, warn
-from .datasets import class_name, leaf_datasets
+from ..utils import Interrupted, PreflightError, error_text, warn
+from .data_checks import class_name, leaf_datasets
 
 # Wrappers that merge the predictions for an image and its mirror image, as in the stock tools.
 _TTA_MODELS = dict(
@@ -29,16 +24,29 @@ _TTA_MODELS = dict(
 _LAUNCHERS = dict(pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_LOCAL_RANK')
 
 
+def set_resume(cfg: Config, resume: str | None) -> None:
+    """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
+
+    A resumed run takes all its weights from the checkpoint, so that pretrained weights need not exist.
+    """
+    if resume == 'auto' or resume is None and cfg.get('resume') and cfg.get('load_from') is None:
+        latest = find_latest_checkpoint(cfg.work_dir)
+        cfg.resume, cfg.load_from = latest is not None, latest or cfg.get('load_from')
+    elif resume is not None:
+        cfg.resume, cfg.load_from = True, resume
+    source = cfg.get('load_from')
+    if source is not None:
+        check_checkpoint(source, folder='runner_type' in cfg)  # as sharded training writes them
+    if cfg.get('resume') and pretrained_path(cfg) is not None:
+        cfg.model.backbone.init_cfg = None
+    if cfg.get('resume') and os.path.isfile(source):
+        read_checkpoint(source)  # refuses code, before a run writes anything
+
+
 def enable_amp(cfg: Config) -> None:
-    """Turns mixed precision on: float16 with a loss scale on a GPU, bfloat16 on a CPU."""
-    wrapper = cfg.optim_wrapper
-    if get_device() == 'cpu':
-        wrapper.type = 'BFloat16OptimWrapper'
-        for key in ('loss_scale', 'dtype'):
-            wrapper.pop(key, None)
-    else:
-        wrapper.type = 'AmpOptimWrapper'
-        wrapper.setdefault('loss_scale', 'dynamic')
+    """Turns mixed precision on, float16 with a loss scale; mmengine needs a GPU for it."""
+    cfg.optim_wrapper.type = 'AmpOptimWrapper'
+    cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
 
 
 def enable_auto_scale_lr(cfg: Config) -> None:
@@ -55,17 +63,6 @@ def add_hooks(cfg: Config, *names: str) -> None:
     named = {class_name(hook) for hook in hooks}
     cfg.custom_hooks = [*hooks, *(dict(type=name) for name in names
                                   if name not in named and name in HOOKS.module_dict)]
-
-
-def keep_two_checkpoints(cfg: Config) -> None:
-    """Lets a run that keeps one checkpoint keep two.
-
-    mmengine removes the old checkpoint before it writes the next. A run that is killed in between has none.
-    """
-    hook = (cfg.get('default_hooks') or {}).get('checkpoint')
-    if isinstance(hook, dict) and hook.get('max_keep_ckpts') == 1:
-        hook['max_keep_ckpts'] = 2
-        warn('max_keep_ckpts=1 leaves no checkpoint while the next is written: keeping 2.')
 
 
 def fuse_before_test(cfg: Config) -> None:
@@ -103,13 +100,10 @@ def build_runner(cfg: Config) -> Runner:
         raise PreflightError(f'--launcher {cfg.launcher} is for processes started by '
                              f'{"torchrun" if cfg.launcher == "pytorch" else cfg.launcher}: use tools/dist_train.sh, '
                              'tools/dist_test.sh or tools/slurm_train.sh.')
-    if cfg.launcher == 'pytorch':
-        _end_with_launcher()
-        if get_device() == 'cpu':
-            _distribute_on_cpu(cfg)
+    if cfg.launcher == 'pytorch' and get_device() == 'cpu':
+        _distribute_on_cpu(cfg)
     with clear_build_errors():
         runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-    name_unusable_images(runner)
     return runner
 
 
@@ -117,16 +111,6 @@ def load_resumed(runner: Runner) -> None:
     """Loads the checkpoint of a resumed run, which must be of the same model; mmengine would take any."""
     if isinstance(runner, Runner) and runner.cfg.get('resume'):
         load_weights(unwrapped_model(runner), runner.cfg.load_from)
-
-
-def _end_with_launcher() -> None:
-    """Makes Linux end this process when torchrun is killed.
-
-    torchrun starts the process in a new session. Without this, the process would keep training, at the same time as a
-    resumed run in the same work directory.
-    """
-    if sys.platform == 'linux':
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
 
 
 def _distribute_on_cpu(cfg: Config) -> None:
@@ -192,18 +176,8 @@ def train(runner: Runner) -> None:
                 try:
                     hook.flush(runner)
                 except Exception as problem:  # must not hide what ended the run
-                    runner.logger.warning(
-                        f'{type(hook).__name__} could not write its data: {error_text(problem)}')
-        if is_interruption(error):
+                    runner.logger.warning(f'{type(hook).__name__} could not write its data: {error_text(problem)}')
+        if isinstance(error, KeyboardInterrupt):
             raise Interrupted(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
                               f'{runner.work_dir}, if there is one.') from None
-        if isinstance(error, URLError) and not runner.iter:
-            remote = [value for key, value in walk(runner.cfg.get('model'))
-                      if key.endswith('checkpoint') and '://' in str(value)]
-            raise PreflightError(f'cannot download the weights to start from, {" or ".join(remote)}: {error.reason}. '
-                                 'Add --cfg-options pretrained=FILE with a copy, or pretrained=None.') from error
-        if isinstance(error, OSError):  # a full disk, or one that has become read-only
-            advice = 'Once that is fixed, --resume goes on from the last whole checkpoint.' if runner.iter else ''
-            raise LocalError(f'the run in {runner.work_dir} stopped after step {runner.iter}: {one_line(error)}. '
-                             f'{advice}'.rstrip()) from error
         raise

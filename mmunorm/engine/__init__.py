@@ -3,17 +3,12 @@ from ..registry import MISSING, explain_missing
 from .fusion import FuseNormsHook
 
 if not MISSING:
-    from .amp import BFloat16OptimWrapper
     from .distillation import DistillationHook
-    from .divergence import DivergenceError, DivergenceHook
-    from .ema import BufferedEMA
     from .offline_norms import OfflineNormHook, SyncNormsHook, average_statistics, set_loss_scale
     from .optimizer import DefaultOptimWrapperConstructor, LearningRateDecayOptimWrapperConstructor
-    from .repeatable import RepeatableHook
 
 __all__ = [
-    'BFloat16OptimWrapper', 'BufferedEMA', 'DefaultOptimWrapperConstructor', 'DistillationHook', 'DivergenceError',
-    'DivergenceHook', 'FuseNormsHook', 'LearningRateDecayOptimWrapperConstructor', 'OfflineNormHook', 'RepeatableHook',
-    'SyncNormsHook', 'average_statistics', 'set_loss_scale'
+    'DefaultOptimWrapperConstructor', 'DistillationHook', 'FuseNormsHook', 'LearningRateDecayOptimWrapperConstructor',
+    'OfflineNormHook', 'SyncNormsHook', 'average_statistics', 'set_loss_scale'
 ]
 __getattr__ = explain_missing(__name__, __all__)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,14 +11,12 @@ from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.evaluator import Evaluator
 from mmengine.registry import EVALUATOR, init_default_scope
-from mmengine.runner import Runner
+from mmengine.runner import Runner, set_random_seed
 from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..utils import IMAGE_SUFFIXES, PreflightError
-from .images import image_problem, name_images
-from .repeatable import seed_everything
+from ..utils import IMAGE_SUFFIXES, PreflightError, one_line
 
 
 def training_batches(cfg: Config, num_samples: int) -> list[dict]:
@@ -53,6 +52,30 @@ def samples_of(batches: Sequence[dict]) -> list[dict]:
     return [dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True)]
 
 
+def read_header(path: str | os.PathLike) -> tuple[tuple[int, int], bool]:
+    """The size `(width, height)` of an image file, and whether its EXIF orientation turns it by a quarter.
+
+    Reads the header and the end, and all of a PNG or JPEG file that does not end as one.
+
+    Raises:
+        OSError: the file is missing, empty, truncated, or not an image.
+    """
+    try:
+        with Image.open(path) as image, open(path, 'rb') as file:
+            file.seek(max(0, os.path.getsize(path) - 64))
+            if _ENDS.get(image.format, b'') not in file.read():
+                image.load()
+            return image.size, image.getexif().get(_ORIENTATION, 1) > 4
+    except (FileNotFoundError, Image.DecompressionBombError):
+        raise
+    except Exception as error:  # Pillow's readers may raise anything
+        raise OSError(0, 'it is empty, truncated, or not an image') from error
+
+
+_ENDS = {'PNG': b'IEND', 'JPEG': b'\xff\xd9'}
+_ORIENTATION = 274
+
+
 class FolderImages(Sequence):
     """The images of a folder, in the format of `samples_of`; an image is read when it is indexed.
 
@@ -67,13 +90,12 @@ class FolderImages(Sequence):
                 'must be a folder of images.'))
         for path in self.paths:
             try:
-                Image.open(path).close()
+                read_header(path)
             except OSError as error:
-                raise PreflightError(f'--images {folder}: cannot use {path}: {image_problem(error)}.') from error
+                raise PreflightError(f'--images {folder}: cannot use {path}: {one_line(error)}.') from error
         init_default_scope(cfg.get('default_scope', 'mmengine'))
         self.pipeline = Compose([step for step in cfg.test_dataloader.dataset.pipeline
                                  if 'Annotations' not in step['type']])
-        name_images(self)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -132,7 +154,5 @@ def _with_pipeline(dataset: dict, pipeline: list) -> dict:
 
 def _loader(cfg: Config, split: str):
     init_default_scope(cfg.get('default_scope', 'mmengine'))
-    seed_everything([0])
-    loader = Runner.build_dataloader({**cfg[f'{split}_dataloader'], 'persistent_workers': False}, seed=0)
-    name_images(loader.dataset)
-    return loader
+    set_random_seed(0)
+    return Runner.build_dataloader({**cfg[f'{split}_dataloader'], 'persistent_workers': False}, seed=0)

@@ -10,6 +10,7 @@ from mmengine.dataset import InfiniteSampler
 from mmengine.dist import all_reduce, broadcast, broadcast_object_list, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
+from mmengine.runner import set_random_seed
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 
@@ -22,7 +23,6 @@ from ..norms.base import check_count
 from ..utils import PreflightError, write_text
 from .calibration import samples_of, training_batches
 from .conversion import adapt_backbone, backbone_of
-from .repeatable import seed_everything
 from .runner import saves_after_this_step, unwrapped_model
 
 
@@ -131,7 +131,7 @@ class OfflineNormHook(Hook):
             runner.logger.info(f'{report.summary()}: {table}')
             for note in report.notes:
                 runner.logger.warning(note)
-        seed_everything([runner.seed or 0, get_rank()])  # loading the images has seeded otherwise
+        set_random_seed(runner.seed)  # loading the images has seeded otherwise
 
     def _average(self, runner) -> None:
         if get_world_size() > 1:
@@ -173,9 +173,8 @@ def _small_last_batch(batches) -> str:
     """A warning if the last of up to 200 batches of an epoch has less than an eighth of their size, or ''."""
     if type(batches) is not BatchSampler or batches.drop_last or len(batches) > 200:
         return ''
-    sampler = getattr(batches.sampler, 'sampler', batches.sampler)  # RepeatableHook wraps it
-    left = len(sampler) % batches.batch_size
-    if left == 0 or 8 * left >= batches.batch_size or isinstance(sampler, InfiniteSampler):
+    left = len(batches.sampler) % batches.batch_size
+    if left == 0 or 8 * left >= batches.batch_size or isinstance(batches.sampler, InfiniteSampler):
         return ''
     return (f'The last of the {len(batches)} batches of an epoch has {left} of {batches.batch_size} samples. Its '
             'statistics are mostly noise, and are averaged with the others: set train_dataloader.drop_last=True.')

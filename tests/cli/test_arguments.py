@@ -7,7 +7,6 @@ from mmengine.config import Config
 
 from mmunorm.cli.arguments import (
     add_config_arguments,
-    add_device_argument,
     add_runner_arguments,
     apply_runner_arguments,
     command,
@@ -43,15 +42,11 @@ def test_arguments_keep_their_stock_names(capsys):
 
 
 @pytest.mark.parametrize('add, arguments, message', [
-    (add_config_arguments, ['--cfg-options', '=1'], "takes KEY=VALUE pairs, got '=1'"),
     (add_config_arguments, ['--cfg-options', 'a=[1,(2]'], 'Imbalanced brackets'),
     (add_config_arguments, ['--cfg-options', 'a=[dict(b=1,c=2)]'], 'takes no dict as a value'),
     (add_config_arguments, ['--cfg-options', 'a=[{"b":1}]'], 'takes no dict as a value'),
     (add_config_arguments, ['--cfg-options', 'a=[f(b,c)]'], 'maximum recursion depth'),
-    (add_device_argument, ['--device', 'gpu'], "must be such as cpu or cuda:0, got 'gpu'"),
-    (add_device_argument, ['--device', 'cuda:77'], "must be such as cpu or cuda:0, got 'cuda:77'"),
     (lambda parser: parser.add_argument('--a', type=threads), ['--a', '100000'], 'must be from 1 to 1024, got 100000'),
-    (lambda parser: parser.add_argument('--a', type=fraction), ['--a', '1.5'], 'must be from 0 to 1, got 1.5'),
     (lambda parser: parser.add_argument('--a', type=fraction), ['--a', 'nan'], 'must be from 0 to 1, got nan'),
 ])
 def test_wrong_values_are_refused(add, arguments, message, capsys):
@@ -61,20 +56,16 @@ def test_wrong_values_are_refused(add, arguments, message, capsys):
 
 
 @pytest.mark.parametrize('text, message', [
-    (None, 'there is no config file'),
-    ('a = (', 'syntax'),
     ('a = 1\nb = unknown\n', r"NameError: name 'unknown' is not defined \(.*a\.py, line 2\)"),
     ("_base_ = ['./missing.py']\n", 'missing.py'),
     ("custom_imports = dict(imports=['no_such_module'])\n", 'no_such_module'),
     ('a = 1\n', 'has no `model`'),
     ("model = 'abc'\n", "has no `model`.*'abc'"),
     ("model = dict(norm_cfg='LN')\n", r"model\.norm_cfg='LN': must be a dict"),
-    ("model = dict(norm_cfg=dict(type='UNX'))\n", r"model\.norm_cfg: there is no norm 'UNX'"),
 ])
 def test_a_bad_config_is_one_line(tmp_path, text, message):
     path = tmp_path / 'a.py'
-    if text is not None:
-        path.write_text(text)
+    path.write_text(text)
     with pytest.raises(PreflightError, match=f'(?i){message}') as caught:
         load_config(str(path))
     assert '\n' not in str(caught.value) and 'a.py' in str(caught.value) or 'norm_cfg' in str(caught.value)
@@ -92,27 +83,8 @@ def test_options_are_merged_or_refused(tmp_path):
     assert load_config(path, {'load_from': 'a.pth', 'mine.a': 2}).mine.a == 2  # keys that a config may have
 
 
-def test_keys_that_nothing_reads_are_named(tmp_path, capsys):
-    path = write(tmp_path, MODEL + """data_root = 'a/'
-optim_wrapper = dict(optimizer=dict(lr=1.))
-train_dataloader = dict(batch_size=1, dataset=dict(data_root=data_root))
-val_dataloader = dict(batch_size=1, dataset=dict(data_root=data_root))
-""")
-    load_config(path, {'work_dir': 'a', 'optim_wrapper.optimizer.lr': 2, 'compile': True, 'pretrained': None})
-    assert capsys.readouterr().err == ''
-    for key, meant in (('lr', 'did you mean optim_wrapper.optimizer.lr?'), ('mine.a', 'the setting has no effect.'),
-                       ('optimizer.lr', 'did you mean optim_wrapper.optimizer.lr?'),
-                       ('data.val.data_root', 'did you mean val_dataloader.dataset.data_root or train_dataloader.'),
-                       ('data_root', 'did you mean train_dataloader.dataset.data_root or val_dataloader.dataset.')):
-        load_config(path, {key: 3})
-        assert f'warning: --cfg-options {key}: nothing reads this key; {meant}' in capsys.readouterr().err
-    option = {'default_hooks.checkpoint.max_keep_ckpt': 3}
-    with pytest.raises(PreflightError, match='did you mean default_hooks.checkpoint.max_keep_ckpts'):
-        load_config(path, option)
-
-
 def test_a_config_of_an_installed_package():
-    cfg = load_config('mmunorm::configs/digits/swin_un_classifier.py')
+    cfg = load_config('mmunorm::configs/swin_t_un_imagenet.py')
     assert cfg.model.backbone.type == 'UNSwinTransformer'
     for path in ('mmunorm::configs/gone.py', 'no_such_package::a.py'):
         with pytest.raises(PreflightError, match='there is no config file'):
@@ -160,16 +132,8 @@ def test_dataloader_defaults_of_the_stock_tools():
     assert loader('mmdet', num_workers=0, persistent_workers=True).persistent_workers is False
 
 
-def interrupted_save():
-    """The RuntimeError that torch.save raises on Ctrl+C."""
-    error = RuntimeError('unexpected pos 64 vs 0')
-    error.__context__ = KeyboardInterrupt()
-    return error
-
-
 @pytest.mark.parametrize(('error', 'rank', 'status', 'printed'), [
     (KeyboardInterrupt(), 0, 130, 'interrupted\n'), (Interrupted('after step 3'), 0, 130, 'error: after step 3\n'),
-    (interrupted_save(), 0, 130, 'interrupted\n'),
     (PreflightError('it is so'), 0, 2, 'error: it is so\n'),
     (PreflightError('of all'), 1, 2, ''), (LocalError('of one'), 1, 3, 'error: of one\n')])
 def test_an_error_is_one_line_of_one_process(error, rank, status, printed, monkeypatch, capsys):

@@ -1,22 +1,11 @@
 from types import SimpleNamespace
-from urllib.error import URLError
 
 import pytest
 from mmengine.config import Config
 
 from mmunorm.cli import training
-from mmunorm.engine import OfflineNormHook, RepeatableHook
-from mmunorm.utils import LocalError, PreflightError
-
-
-def test_amp_fits_the_device(monkeypatch):
-    cfg = Config(dict(optim_wrapper=dict(type='OptimWrapper', dtype='float16')))
-    monkeypatch.setattr(training, 'get_device', lambda: 'cpu')
-    training.enable_amp(cfg)
-    assert cfg.optim_wrapper == dict(type='BFloat16OptimWrapper')
-    monkeypatch.setattr(training, 'get_device', lambda: 'cuda')
-    training.enable_amp(cfg)
-    assert cfg.optim_wrapper == dict(type='AmpOptimWrapper', loss_scale='dynamic')
+from mmunorm.engine import OfflineNormHook, SyncNormsHook
+from mmunorm.utils import PreflightError
 
 
 def test_auto_scale_lr_needs_a_base():
@@ -34,13 +23,13 @@ def test_pytorch_launcher_without_torchrun(monkeypatch):
 
 
 def test_training_has_its_hooks_once():
-    added = [dict(type='OfflineNormHook'), dict(type='RepeatableHook')]
+    added = [dict(type='OfflineNormHook'), dict(type='SyncNormsHook')]
     for listed, new in ((None, added), ([], added), ([dict(type='EMAHook')], added),
                         ([dict(type='OfflineNormHook', priority='LOW')], added[1:]),
-                        ([dict(type='mmunorm.OfflineNormHook'), RepeatableHook()], []),
+                        ([dict(type='mmunorm.OfflineNormHook'), SyncNormsHook()], []),
                         ([dict(type=OfflineNormHook)], added[1:])):
         cfg = Config(dict(a=1) if listed is None else dict(custom_hooks=listed))
-        training.add_hooks(cfg, 'OfflineNormHook', 'RepeatableHook')
+        training.add_hooks(cfg, 'OfflineNormHook', 'SyncNormsHook')
         assert cfg.custom_hooks == [*(listed or []), *new]
 
 
@@ -61,30 +50,6 @@ def test_a_schedule_that_is_longer_than_the_run(warm_up, message, capsys):
     training.check_schedule(SimpleNamespace(cfg=one, max_epochs=1, max_iters=100))
     assert ('.by_epoch=False, param_scheduler.0.convert_to_iter_based=False and param_scheduler.0.end in steps, for '
             'example to 10.' in capsys.readouterr().err)
-
-
-def test_weights_that_cannot_be_downloaded(monkeypatch):
-    def fail():
-        raise URLError('no route to host')
-
-    cfg = Config(dict(model=dict(backbone=dict(init_cfg=dict(type='Pretrained', checkpoint='https://a.org/b.pth')))))
-    monkeypatch.setattr(training, 'log_summary', lambda runner: None)
-    runner = SimpleNamespace(cfg=cfg, train=fail, hooks=[], iter=0, work_dir='w')
-    with pytest.raises(PreflightError, match=r'start from, https://a.org/b.pth: no route .* pretrained=FILE .*=None\.'):
-        training.train(runner)
-    runner.iter = 1
-    with pytest.raises(LocalError, match='stopped after step 1'):
-        training.train(runner)
-
-
-@pytest.mark.parametrize('asked, kept', [(1, 2), (2, 2), (-1, -1), (None, None)])
-def test_one_checkpoint_is_always_whole(asked, kept, capsys):
-    hook = dict(type='CheckpointHook', **({} if asked is None else dict(max_keep_ckpts=asked)))
-    cfg = Config(dict(default_hooks=dict(checkpoint=hook)))
-    training.keep_two_checkpoints(cfg)
-    assert cfg.default_hooks.checkpoint.get('max_keep_ckpts') == kept
-    assert ('keeping 2' in capsys.readouterr().err) == (asked == 1)
-    training.keep_two_checkpoints(Config(dict(a=1)))
 
 
 def test_tta_errors():

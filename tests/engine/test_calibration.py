@@ -5,7 +5,7 @@ from mmengine.config import Config
 
 from mmunorm.cli.arguments import set_dataloader_defaults
 from mmunorm.engine.calibration import training_batches
-from mmunorm.utils import LocalError, PreflightError
+from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
 
@@ -50,9 +50,6 @@ def test_the_pipeline_inside_of_wrappers(cfg):
 
 
 def test_errors(cfg, tmp_path):
-    (tmp_path / 'data/dark/0.png').write_bytes(b'no image')
-    with pytest.raises(LocalError, match='cannot use the image .*dark/0.png'):
-        training_batches(cfg, 4)
     empty = tmp_path / 'empty.txt'
     empty.write_text('')
     cfg.train_dataloader.dataset.ann_file = str(empty)

@@ -13,22 +13,24 @@ from ..runs import loader, runner
 
 class Model(BaseModel):
 
-    def __init__(self):
+    def __init__(self, amp):
         super().__init__()
+        self.amp = amp
         torch.manual_seed(0)
         self.layers = nn.Sequential(nn.Linear(8, 16), UN(16, warmup_iters=2), nn.GELU(), nn.Linear(16, 2))
 
     def forward(self, x, mode='loss'):
-        return dict(loss=(self.layers(x).float() - 1).square().mean())
+        with torch.autocast('cpu', torch.bfloat16, enabled=self.amp):
+            return dict(loss=(self.layers(x).float() - 1).square().mean())
 
 
 def train(work_dir, steps, amp, **kwargs):
     """Epochs of three batches, the last of them smaller, with gradient clipping."""
     torch.manual_seed(1)
     data = loader([dict(x=torch.randn(5, 8)) for _ in range(10)], batch_size=4)
-    wrapper = dict(type='BFloat16OptimWrapper' if amp else 'OptimWrapper', optimizer=dict(type='SGD', lr=0.05),
-                   clip_grad=dict(max_norm=0.5))
-    run = runner(work_dir, Model(), data, steps, hooks=['OfflineNormHook'], interval=5, optim_wrapper=wrapper, **kwargs)
+    wrapper = dict(optimizer=dict(type='SGD', lr=0.05), clip_grad=dict(max_norm=0.5))
+    run = runner(work_dir, Model(amp), data, steps, hooks=['OfflineNormHook'], interval=5, optim_wrapper=wrapper,
+                 **kwargs)
     run.train()
     return getattr(run.model, '_orig_mod', run.model).state_dict()
 

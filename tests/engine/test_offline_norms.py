@@ -117,7 +117,7 @@ def test_frozen_means_that_no_weights_bring_are_refused(tmp_path):
 @pytest.mark.parametrize('norm', [UN, nn.LayerNorm])
 def test_warns_of_an_epoch_that_ends_with_a_few_samples(tmp_path, warnings, norm):
     norm = UN(4, warmup_iters=0) if norm is UN else norm(4)
-    run(tmp_path, 1, norm, 18, hooks=['RepeatableHook'], data=dict(batch_size=17))  # it wraps the sampler
+    run(tmp_path, 1, norm, 18, data=dict(batch_size=17))
     assert [warning.partition(' samples')[0] for warning in warnings] == [
         'The last of the 2 batches of an epoch has 1 of 17'] * isinstance(norm, UN)
 

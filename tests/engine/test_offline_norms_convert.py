@@ -60,7 +60,6 @@ def test_norms_are_fitted_once(started, tmp_path):
 
 
 def test_the_random_numbers_after_a_conversion_are_those_of_the_seed(started, tmp_path, monkeypatch):
-    """Without RepeatableHook, which seeds every step."""
     path, drawn, convert = started[0], [], OfflineNormHook._convert
 
     def convert_and_draw(hook, runner):

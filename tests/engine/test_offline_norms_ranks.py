@@ -72,7 +72,7 @@ def train(folder, max_iters, hooks, by_epoch=False, **kwargs):
                    dict(by_epoch=False, max_iters=max_iters, val_interval=6)),
         default_hooks=dict(
             logger=None, checkpoint=dict(type='CheckpointHook', interval=1 if by_epoch else 4, by_epoch=by_epoch)),
-        hooks=['KeepStates', dict(type='EMAHook', ema_type='BufferedEMA', momentum=0.3), *hooks], **kwargs)
+        hooks=['KeepStates', dict(type='EMAHook', update_buffers=True, momentum=0.3), *hooks], **kwargs)
     run.train()
     kept = next(hook for hook in run.hooks if isinstance(hook, KeepStates))
     return dict(final=state_of(run.model), saved=kept.saved, validated=kept.validated, averaged=kept.averaged)

@@ -59,7 +59,7 @@ def test_a_classifier(classifier, tmp_path, capsys):
     assert json.loads(written.read_text()) == expected
     tiny_runs.call(INFER, exported.path, data, '--out-dir', tmp_path / 'drawn')
     drawn = sorted((tmp_path / 'drawn').rglob('*.png'))
-    assert len(drawn) == 4 and cv2.imread(str(drawn[0])).shape == (544, 512, 3)
+    assert len(drawn) == 4 and cv2.imread(str(drawn[0])).shape == (512, 512, 3)
 
 
 @pytest.mark.slow

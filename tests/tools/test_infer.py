@@ -13,7 +13,7 @@ from PIL import Image
 from pycocotools import mask as mask_utils
 
 from mmunorm.cli.arguments import load_config
-from mmunorm.cli.images import drawing_scale, read_image
+from mmunorm.cli.images import draw_objects, drawing_scale, read_image
 
 from .. import tiny_runs
 
@@ -52,15 +52,25 @@ def test_a_folder_of_images_keeps_its_names_and_predictions_are_json(classifier,
         assert sorted(path.name for path in (tmp_path / 'in/drawn').glob('*')) == names
 
 
-def test_a_class_is_written_below_an_enlarged_image(classifier, tmp_path):
+def test_a_class_is_written_on_an_enlarged_image(classifier, tmp_path):
     config, checkpoint, _ = classifier
     red = np.zeros((32, 48, 3), dtype=np.uint8)
     red[..., 2] = 255
     cv2.imwrite(str(tmp_path / 'red.png'), red)
     infer(config, checkpoint, tmp_path / 'red.png', '--out-dir', tmp_path / 'out')
     drawn = read(tmp_path / 'out/red.png')
-    assert drawn.shape == (544, 768, 3)
-    assert (drawn[:512] == [0, 0, 255]).all() and drawn[512:, :256].max() == 255
+    assert drawn.shape == (512, 768, 3)
+    assert (drawn[256:] == [0, 0, 255]).all() and (drawn[:256, :384] != [0, 0, 255]).any()
+
+
+def test_boxes_and_masks_grow_with_their_image():
+    image, mask = np.zeros((64, 64, 3), np.uint8), np.zeros((1, 64, 64), bool)
+    mask[0, 40:50, 40:50] = True
+    boxes = np.array([[8., 8., 24., 24.]])
+    drawn = draw_objects(image, ('cat', ), np.array([0]), np.array([0.9]), boxes, mask)
+    assert drawn.shape == (512, 512, 3) and drawn[330:390, 330:390].any(-1).all()  # the mask
+    assert drawn[100, 64].any() and not drawn[250:300, :300].any()  # an edge of the box, and what is beside it
+    assert not draw_objects(image, None, np.array([], int), boxes=np.zeros((0, 4))).any()
 
 
 @pytest.mark.slow

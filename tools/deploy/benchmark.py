@@ -19,7 +19,7 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
     threads,
 )
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.data_checks import check_data
 from mmunorm.deploy.export import PARTS, loaded_model
 from mmunorm.deploy.exported import WithRest
 from mmunorm.deploy.formats import VARIANTS

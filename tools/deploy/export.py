@@ -11,7 +11,7 @@ from mmunorm.cli.arguments import (
     positive,
     set_dataloader_defaults,
 )
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.data_checks import check_data
 from mmunorm.deploy.export import PARTS, loaded_model, prepare_export, rotation_for
 from mmunorm.deploy.formats import FORMATS, find_format, table
 from mmunorm.deploy.images import Samples

@@ -2,7 +2,7 @@
 import argparse
 
 from mmunorm.cli.arguments import command, fraction, out_folder, positive
-from mmunorm.cli.images import draw_images, draw_objects, find_images, objects_in
+from mmunorm.cli.images import draw_images, draw_predictions, find_images
 from mmunorm.deploy.exported import ExportedModel
 from mmunorm.utils import PreflightError
 
@@ -28,7 +28,7 @@ def main(argv=None):
     out_folder(args.out_dir, '--out-dir')
 
     def predict(path, image):
-        return draw_objects(image, objects_in(runner, image, args.pred_score_thr)), None
+        return draw_predictions(runner, image, args.pred_score_thr), None
 
     draw_images(images, predict, args.out_dir, loading=runner.loading)
 

@@ -12,7 +12,7 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
     threads,
 )
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.data_checks import check_data
 from mmunorm.config.models import load_model
 from mmunorm.deploy.exported import ExportedModel, WithRest
 from mmunorm.engine.calibration import test_metrics

@@ -1,9 +1,9 @@
 # A narrow Vision Transformer on handwritten digits of 8x8 pixels, to compare residual schemes over depths. Depth and
 # scheme: `--cfg-options model.backbone.arch.num_layers=48 model.backbone.residual_cfg.type=DeepNorm`.
 _base_ = [
-    '../../../configs/digits/_base_/handwritten_digits.py', '../../../configs/digits/_base_/classifier_run.py'
+    '../../digits/configs/_base_/handwritten_digits.py', '../../digits/configs/_base_/classifier_run.py'
 ]
-custom_imports = dict(imports=['mmunorm', 'projects.deep.deep'], allow_failed_imports=False)
+custom_imports = dict(imports=['mmunorm', 'projects.deep.deep', 'projects.digits.digits'], allow_failed_imports=False)
 
 # The run has about 405 steps: the paper's warm-up of 4000 would never end.
 model = dict(

@@ -5,6 +5,7 @@ from mmpretrain.models import VisionTransformer
 
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
+from projects.digits.tests.data import tiny_digits
 from tests import tiny_runs
 from tests.test_configs import without_scopes
 
@@ -48,7 +49,8 @@ def test_depth_and_scheme_are_options(name):
     pytest.param('swin_t_un_res_post_norm_imagenet', [], marks=pytest.mark.grid)])
 def test_trains_and_tests_one_step(name, options, in_a_folder, tmp_path):
     config = FOLDER / f'{name}.py'
-    options = [*tiny_runs.tiny_data(Config.fromfile(config), tmp_path / 'data'), *options]
+    tiny = tiny_digits if name == 'vit_un_classifier' else tiny_runs.tiny_data
+    options = [*tiny(Config.fromfile(config), tmp_path / 'data'), *options]
     state = tiny_runs.train_and_test_one_step(config, options, {'accuracy/top1'})
     updates = [int(tensor) for key, tensor in state.items() if key.endswith('update_clock.updates')]
     assert updates == [1] * ('deit' in name)

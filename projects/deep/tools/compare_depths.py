@@ -10,7 +10,7 @@ import sys
 from functools import partial
 
 from mmunorm.cli.arguments import command, load_config, positive
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.data_checks import check_data
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, count_steps, parse_presets
 from mmunorm.tables import markdown_table

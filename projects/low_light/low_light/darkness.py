@@ -5,10 +5,10 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from mmunorm.datasets.atomic_folder import atomic_folder, is_complete
-from mmunorm.datasets.contact_sheet import draw_contact_sheet
-from mmunorm.datasets.scenes import save_image
 from mmunorm.utils import PreflightError
+from projects.digits.digits.atomic_folder import atomic_folder, is_complete
+from projects.digits.digits.contact_sheet import draw_contact_sheet
+from projects.digits.digits.scenes import save_image
 
 # Ranges of values that are drawn for each image.
 GAMMA_RANGE = (2., 5.)
@@ -54,7 +54,7 @@ def make_dark(source, out, seed=0, force=False):
               for index, path in enumerate(sorted((source / name).glob('*.png')))]
     if not images:
         raise PreflightError(f'there is no image in {source}/train and val: make them with '
-                             '`python tools/dataset/make_digits.py`.')
+                             '`python projects/digits/tools/make_digits.py`.')
     settings = dict(source=str(source), seed=seed, images=len(images))
     if is_complete(out, settings, force):
         return None

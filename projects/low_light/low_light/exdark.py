@@ -22,12 +22,6 @@ class ExDarkDataset(CocoDataset):
     """ExDark as written by :func:`convert_exdark`."""
     METAINFO = dict(classes=CLASSES)
 
-    @staticmethod
-    def how_to_get(path: str) -> str:
-        """How to get ExDark if `path` is missing."""
-        return ('get ExDark and its groundtruth from https://github.com/cs-chan/Exclusively-Dark-Image-Dataset, unpack '
-                'them in data/exdark, and run `python projects/low_light/tools/exdark_to_coco.py data/exdark`')
-
 
 def convert_exdark(root: str | Path) -> dict[str, tuple[int, int]]:
     """Writes `annotations/{train,val,test}.json` under `root`.

@@ -33,23 +33,6 @@ class PairDataset(BaseDataset):
         PreflightError: a folder does not exist, there is no image, or an image has no target.
     """
 
-    SOURCES = {
-        'lol_v1': 'get LOLdataset.zip from https://daooshee.github.io/BMVC2018website/ and unpack its our485 and '
-                  'eval15 in {folder}',
-        'lol_v2': 'get LOL-v2 from https://github.com/flyywh/CVPR-2020-Semi-Low-Light and put its Real_captured in '
-                  '{folder}',
-        'exposure': 'get the data of https://github.com/mahmoudnafifi/Exposure_Correction and put training and testing '
-                    'in {folder}',
-        'digits_dark': 'make it with `python projects/low_light/tools/make_dark.py`',
-    }
-
-    @classmethod
-    def how_to_get(cls, path: str) -> str | None:
-        """How to get the data set that a missing path belongs to, by the name of its folder."""
-        parts = Path(path).parts
-        return next((source.format(folder=Path(*parts[:parts.index(name) + 1])) for name, source in cls.SOURCES.items()
-                     if name in parts), None)
-
     def __init__(self, data_prefix: dict, rename: Sequence[str] | None = None, **kwargs):
         self.rename = rename
         super().__init__(data_prefix=data_prefix, **kwargs)
@@ -67,11 +50,26 @@ class PairDataset(BaseDataset):
         return pairs
 
 
+# By the name of a folder in the path.
+_SOURCES = {
+    'lol_v1': 'get LOLdataset.zip from https://daooshee.github.io/BMVC2018website/ and unpack its our485 and eval15 in '
+              '{folder}',
+    'lol_v2': 'get LOL-v2 from https://github.com/flyywh/CVPR-2020-Semi-Low-Light and put its Real_captured in '
+              '{folder}',
+    'exposure': 'get the data of https://github.com/mahmoudnafifi/Exposure_Correction and put training and testing in '
+                '{folder}',
+    'digits_dark': 'make it with `python projects/low_light/tools/make_dark.py`',
+}
+
+
 def _images_in(folder: str) -> list[Path]:
     paths = sorted(Path(folder).iterdir()) if Path(folder).is_dir() else []
     if images := [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES]:
         return images
-    raise PreflightError(f'there is no image in the folder {folder}.')
+    parts = Path(folder).parts
+    advice = [source.format(folder=Path(*parts[:parts.index(name) + 1])) for name, source in _SOURCES.items()
+              if name in parts]
+    raise PreflightError(f'there is no image in the folder {folder}{"".join(f"; {text}" for text in advice)}.')
 
 
 @TRANSFORMS.register_module()

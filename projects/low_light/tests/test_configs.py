@@ -2,7 +2,8 @@ import pytest
 from mmengine.config import Config
 
 from mmunorm.cli.arguments import load_config
-from tests import data_makers, tiny_runs
+from projects.digits.tests.data import make_digits
+from tests import tiny_runs
 
 FOLDER = tiny_runs.ROOT / 'projects/low_light/configs'
 
@@ -29,7 +30,7 @@ def test_norm_reaches_the_enhancer_and_its_weights():
 def test_trains_and_tests_one_step(name, enhanced, metric, in_a_folder, tmp_path):
     """A frozen enhancer's norms count no step."""
     pytest.importorskip('torchmetrics')
-    data_makers.make_digits(tmp_path / 'data/digits')
+    make_digits(tmp_path / 'data/digits')
     tiny_runs.call('low_light:make_dark')
     config = FOLDER / f'digits/{name}.py'
     cfg = Config.fromfile(config)

@@ -96,3 +96,12 @@ def test_pairs_of_two_sizes_and_invalid_images(folder):
         (folder / name / '1.png').write_bytes(content)
         with pytest.raises(LocalError, match=f'cannot use the image .*{name}/1.png'):
             pairs[0]
+
+
+@pytest.mark.parametrize('root, img, message', [
+    ('data', 'digits_dark/train', 'make_dark.py'), ('data/lol_v1', 'our485/low', 'LOLdataset.zip'),
+    ('data/lol_v2/Real_captured', 'Train/Low', 'LOL-v2'),
+    ('data/exposure', 'training/INPUT_IMAGES', 'Exposure_Correction')])
+def test_how_to_get_pairs(root, img, message):
+    with pytest.raises(PreflightError, match=f'no image in the folder {root}/{img}; .*{message}'):
+        PairDataset(data_root=root, data_prefix=dict(img=img, target='target'))

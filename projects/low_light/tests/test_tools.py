@@ -9,7 +9,8 @@ from mmengine.config import Config
 from PIL import Image
 
 from mmunorm.cli.images import read_image
-from tests import data_makers, tiny_runs
+from projects.digits.tests.data import make_digits
+from tests import tiny_runs
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 
@@ -58,7 +59,7 @@ def test_a_grid_of_images_and_a_model_without_iat(classifier, tmp_path, capsys):
 
 
 def test_dark_scenes_are_the_same_scenes(tmp_path, capsys):
-    data_makers.make_digits(tmp_path / 'data/digits')
+    make_digits(tmp_path / 'data/digits')
     tiny_runs.call('low_light:make_dark')
     assert 'the 4 images of data/digits/coco' in capsys.readouterr().out
     light, dark = tmp_path / 'data/digits/coco', tmp_path / 'data/digits_dark'

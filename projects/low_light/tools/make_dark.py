@@ -1,6 +1,6 @@
-"""Makes dark versions of the digit scenes that `tools/dataset/make_digits.py` wrote, with the same annotations."""
+"""Makes dark versions of the scenes of `projects/digits/tools/make_digits.py`, with the same annotations."""
 from mmunorm.cli.arguments import command
-from mmunorm.cli.data_tools import data_parser, run_maker
+from projects.digits.digits.data_tools import data_parser, run_maker
 from projects.low_light.low_light.darkness import make_dark
 
 

@@ -78,7 +78,7 @@ def seeded(recipe: Config, run: ComparedRun, args: argparse.Namespace) -> Config
     modules = [*imports.get('imports', ()), 'projects.paper.paper']
     cfg.custom_imports = dict(imports, imports=list(dict.fromkeys(modules)))
     cfg.custom_hooks = [*(cfg.get('custom_hooks') or []),
-                        checked_hook('--fail-factor and --fail-patience', type='paper.DivergenceHook',
+                        checked_hook('--fail-factor and --fail-patience', type='DivergenceHook',
                                      patience=args.fail_patience, factor=args.fail_factor)]
     return cfg
 

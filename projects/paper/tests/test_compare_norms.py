@@ -75,7 +75,7 @@ def test_the_config_of_a_run(config, fake):
     for norm, norm_cfg in (('ln', dict(type='LN')), ('own', dict(type='UN', warmup_iters=1, alpha=0.5, window=8))):
         cfg, stressed = (run_config(f'{folder}{norm}/seed_1').to_dict() for folder in ('', 'stressed/'))
         assert cfg['model']['backbone']['norm_cfg'] == norm_cfg
-        assert cfg['custom_hooks'] == [dict(type='paper.DivergenceHook', patience=4, factor=3.0)]
+        assert cfg['custom_hooks'] == [dict(type='DivergenceHook', patience=4, factor=3.0)]
         assert cfg['randomness']['seed'] == 1 and cfg['train_cfg']['max_epochs'] == 2
         # The rest is the recipe.
         assert {key for key in base if base[key] != cfg[key]} == {

@@ -9,9 +9,8 @@ from mmengine.hooks import CheckpointHook
 from mmengine.logging import MessageHub
 from torch import nn
 
-from mmunorm.engine import DivergenceError
 from mmunorm.norms import UN
-from projects.paper.paper.divergence import RECORD, DivergenceHook
+from projects.paper.paper.divergence import RECORD, DivergenceError, DivergenceHook
 from tests import processes, tiny_runs
 from tests.versions import compiles_as_one_graph
 
@@ -144,9 +143,8 @@ def test_wrong_arguments(arguments, text):
 
 
 def test_a_real_run_records_where_it_diverged(in_a_folder, tmp_path):
-    """Its hook replaces the one that tools/train.py adds."""
     config = tiny_runs.write_classifier(tmp_path)
-    config.write_text(config.read_text() + "custom_hooks = [dict(type='paper.DivergenceHook')]\n"
+    config.write_text(config.read_text() + "custom_hooks = [dict(type='DivergenceHook')]\n"
                       "custom_imports = dict(imports=['projects.paper.paper'])\n")
     with pytest.raises(SystemExit) as stop:
         # The first update overflows the weights.

@@ -15,11 +15,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mmunorm.cli import training
-from mmunorm.engine import DivergenceError
 from mmunorm.norms import MABN, RMSN, UN, NoNorm
 from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import Interrupted, PreflightError
-from projects.paper.paper import NormStatisticsHook, PRepBN
+from projects.paper.paper import DivergenceError, NormStatisticsHook, PRepBN
 from projects.paper.paper.norm_record import OFFLINE_GRADIENT, ONLINE_GRADIENT, NormRecord
 from projects.paper.paper.normality import pnac
 from tests.processes import FORKSERVER

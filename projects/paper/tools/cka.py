@@ -6,7 +6,7 @@ from itertools import islice
 
 from mmunorm.checkpoints.loading import check_checkpoint
 from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, out_folder
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.data_checks import check_data
 from mmunorm.config.models import load_model
 from mmunorm.fusion import allow_partial_calls
 from mmunorm.utils import PreflightError, write_text

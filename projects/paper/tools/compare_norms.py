@@ -14,8 +14,7 @@ import shlex
 import sys
 
 from mmunorm.cli.arguments import command, load_config, non_negative
-from mmunorm.cli.datasets import class_name
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.data_checks import check_data, class_name
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import HELP, NORMS, count_steps, parse_presets, slug
 from mmunorm.config.pretrained import pretrained_path, set_pretrained

@@ -1,5 +1,5 @@
 # The digits' Swin on cut-out objects on photographs of 32x32: `python projects/photographs/tools/make_photographs.py`.
-_base_ = ['../../../configs/digits/swin_ln_classifier.py']
+_base_ = ['../../digits/configs/swin_ln_classifier.py']
 
 model = dict(head=dict(num_classes=7))
 data_preprocessor = dict(num_classes=7)

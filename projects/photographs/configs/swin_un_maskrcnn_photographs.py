@@ -1,5 +1,5 @@
 # The digits' Mask R-CNN on scenes of cut-out objects on photographs, from the backbone of this folder's classifier.
-_base_ = ['../../../configs/digits/swin_un_maskrcnn.py']
+_base_ = ['../../digits/configs/swin_un_maskrcnn.py']
 
 pretrained = 'work_dirs/swin_un_photographs/epoch_8.pth'
 model = dict(

@@ -1,5 +1,5 @@
 # The digits' T2T-ViT on cut-out objects on photographs of 32x32, resized to 64x64.
-_base_ = ['../../../configs/digits/t2t_un_classifier.py']
+_base_ = ['../../digits/configs/t2t_un_classifier.py']
 
 model = dict(head=dict(num_classes=7))
 data_preprocessor = dict(num_classes=7)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mmunorm.datasets.atomic_folder import atomic_folder, is_complete
 from mmunorm.utils import PreflightError
+from projects.digits.digits.atomic_folder import atomic_folder, is_complete
 
 HELPER = '/usr/lib/apt/apt-helper'
 # Read after the system's settings. apt writes nothing outside the folder.

@@ -16,8 +16,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from mmunorm.datasets.atomic_folder import atomic_folder, is_complete
 from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
+from projects.digits.digits.atomic_folder import atomic_folder, is_complete
 from projects.photographs.photographs.apt import fetch_packages
 
 SPLITS = ('train', 'test')

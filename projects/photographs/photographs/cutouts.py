@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mmunorm.datasets.scenes import Cutout, add_cutout, compose, in_8_bits
+from projects.digits.digits.scenes import Cutout, add_cutout, compose, in_8_bits
 
 # Longest side of an object as a share of the image's side.
 SCENE_SIDE_RANGE = (28 / 128, 72 / 128)

@@ -15,11 +15,11 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from mmunorm.datasets.atomic_folder import atomic_folder, is_complete
-from mmunorm.datasets.contact_sheet import draw_contact_sheet
-from mmunorm.datasets.digits import check_settings
-from mmunorm.datasets.scenes import save_image, write_scenes
 from mmunorm.utils import IMAGE_SUFFIXES, PreflightError
+from projects.digits.digits.atomic_folder import atomic_folder, is_complete
+from projects.digits.digits.contact_sheet import draw_contact_sheet
+from projects.digits.digits.maker import check_settings
+from projects.digits.digits.scenes import save_image, write_scenes
 from projects.photographs.photographs.apt import fetch_packages
 
 from .cutouts import Stamp, draw_scene, draw_single, read_background, read_stamp

@@ -25,7 +25,7 @@ def test_twins_differ_in_the_norm_alone():
 def test_the_recorded_config_changes_nothing_else():
     cfg = load('swin_un_photographs_recorded').to_dict()
     assert cfg.pop('custom_hooks') == [dict(type='NormStatisticsHook')]
-    assert cfg.pop('custom_imports')['imports'] == ['mmunorm', 'projects.paper.paper']
+    assert cfg.pop('custom_imports')['imports'] == ['mmunorm', 'projects.digits.digits', 'projects.paper.paper']
     plain = load('swin_un_photographs').to_dict()
     plain.pop('custom_imports')
     assert cfg == plain

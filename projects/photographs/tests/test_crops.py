@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmunorm.datasets import FolderError
 from mmunorm.utils import PreflightError
+from projects.digits.digits.atomic_folder import FolderError
 from projects.photographs.photographs import crops
 from projects.photographs.photographs.crops import Source, crops_of, find_images, make_crops, varied_images
 from tests import tiny_runs

@@ -7,8 +7,8 @@ from PIL import Image
 from pycocotools import mask as coco_mask
 
 import mmunorm  # noqa: F401  makes mmcv.ops importable before mmdet is
-from mmunorm.datasets import FolderError
 from mmunorm.utils import PreflightError
+from projects.digits.digits.atomic_folder import FolderError
 from projects.photographs.photographs import photographs
 from projects.photographs.photographs.photographs import CLASSES, SPLITS, make_photographs
 from projects.photographs.photographs.stamps import BACKGROUNDS

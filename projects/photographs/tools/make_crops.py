@@ -1,6 +1,6 @@
 """Cut unlabelled crops of photographs and other images, to calibrate and adapt a converted model on."""
 from mmunorm.cli.arguments import command, positive
-from mmunorm.cli.data_tools import data_parser, run_maker
+from projects.digits.digits.data_tools import data_parser, run_maker
 from projects.photographs.photographs.crops import SPLITS, make_crops
 
 

@@ -1,7 +1,7 @@
 """Make the photographs: cut-out objects on photographs, as COCO scenes and ImageNet folders."""
 from mmunorm.cli.arguments import command
-from mmunorm.cli.data_tools import add_size_arguments, data_parser, run_maker
 from mmunorm.utils import PreflightError
+from projects.digits.digits.data_tools import add_size_arguments, data_parser, run_maker
 from projects.photographs.photographs.photographs import CLASSES, SPLITS, make_photographs
 
 

@@ -7,7 +7,7 @@ from mmengine.config import Config
 
 from mmunorm import fuse_norms
 from mmunorm.checkpoints.folded import save_folded
-from mmunorm.cli.preflight import check_data
+from mmunorm.cli.data_checks import check_data
 from mmunorm.config.models import build_model
 from mmunorm.utils import PreflightError
 from projects.translation.tests.models import randomize

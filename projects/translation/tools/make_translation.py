@@ -3,7 +3,7 @@ import sys
 from collections import Counter
 
 from mmunorm.cli.arguments import command, positive
-from mmunorm.cli.data_tools import data_parser, run_maker
+from projects.digits.digits.data_tools import data_parser, run_maker
 from projects.translation.translation.text.debian_folder import LANGUAGES, make_translation
 from projects.translation.translation.text.lines import language_token
 

@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 
 from mmunorm import fuse_norms
 from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, positive
-from mmunorm.cli.datasets import class_name
+from mmunorm.cli.data_checks import class_name
 from mmunorm.config.models import load_model, match_folded
 from mmunorm.utils import PreflightError
 from projects.translation.translation.text.lines import read_lines

@@ -1,5 +1,5 @@
 # The Mask R-CNN of this folder on dark scenes: `python projects/low_light/tools/make_dark.py`.
-_base_ = ['../../../../configs/digits/swin_un_maskrcnn.py']
+_base_ = ['../../../digits/configs/swin_un_maskrcnn.py']
 
 # Without PhotoMetricDistortion, whose brightness changes of up to 32 exceed the brightness of these images.
 train_pipeline = [

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from mmunorm.utils import PreflightError, whole_file
 
 from .ids import EOS, PAD
-from .lines import check_line_counts, how_to_get, read_lines
+from .lines import check_line_counts, read_lines
 from .subwords import Subwords, check_vocabulary
 
 LINES = 10_000  # lines that are encoded at once
@@ -49,9 +49,6 @@ class TranslationDataset(Dataset):
     Raises:
         PreflightError: a file cannot be used, the numbers of lines differ, or no pair is short enough.
     """
-
-    FILES = ('source', 'target', 'subwords')
-    how_to_get = staticmethod(how_to_get)
 
     def __init__(self, source: str | os.PathLike, target: str | os.PathLike, subwords: str | os.PathLike,
                  data_root: str | os.PathLike = '', max_length: int | None = None):

@@ -4,8 +4,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from mmunorm.datasets.atomic_folder import atomic_folder, is_complete
 from mmunorm.utils import PreflightError, check_installed
+from projects.digits.digits.atomic_folder import atomic_folder, is_complete
 from projects.photographs.photographs.apt import fetched_lists
 
 from .debian import SplitText, descriptions, parallel_text, source_packages, split_text

@@ -4,7 +4,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from mmunorm.utils import PreflightError
 
@@ -64,14 +63,3 @@ def evenly_spaced(count: int, number: int) -> list[int]:
     """At most `number` evenly spaced indices from 0 to `count` - 1."""
     number = min(count, number)
     return [(2 * k + 1) * count // (2 * number) for k in range(number)]
-
-
-def how_to_get(path: str) -> str:
-    """How to get a missing text: make it for language pairs of Debian, or provide it for others."""
-    from .debian_folder import LANGUAGES
-    for english, *languages in (folder.split('-') for folder in Path(path).parts):
-        if english == 'en' and languages and set(languages) <= set(LANGUAGES):
-            pairs = ' '.join(f'en-{language}' for language in languages)
-            return f'make it with `python projects/translation/tools/make_translation.py --pair {pairs}`'
-    return ('put train, valid and test there, each as .src and .tgt with one sentence a line, and make subwords.model '
-            'of the training text with `python projects/translation/tools/train_subwords.py`')

@@ -14,7 +14,7 @@ from mmengine.registry import METRICS
 from mmunorm.utils import RunError, check_installed, write_text
 from projects.paper.paper.curves import METRICS as SCALARS
 
-from .lines import check_line_counts, evenly_spaced, how_to_get, language_token, read_lines
+from .lines import check_line_counts, evenly_spaced, language_token, read_lines
 from .subwords import Subwords
 
 SCALARS['translation/BLEU'] = 'BLEU'
@@ -42,8 +42,6 @@ class TranslationScore(BaseMetric):
     """
 
     default_prefix = 'translation'
-    FILES = ('source', 'reference', 'subwords')
-    how_to_get = staticmethod(how_to_get)
 
     def __init__(self, subwords: str | os.PathLike, reference: str | os.PathLike, source: str | os.PathLike,
                  data_root: str | os.PathLike = '', out_file: str | os.PathLike | None = None, examples: int = 3,
