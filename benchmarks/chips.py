@@ -20,7 +20,6 @@ from deployed_speed import NETWORKS as CONFIGS
 from deployed_speed import ROOT, blurred_images, model_of, update_statistics
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
-from mmunorm.deploy.edge import with_edge_layers
 from mmunorm.deploy.exportable import Exportable
 from mmunorm.deploy.formats.onnx import write_onnx
 from mmunorm.deploy.layouts import for_chips
@@ -113,7 +112,7 @@ def write_network(network, norm, path):
     fuse_norms(model, layer_norms='keep')
     graph = with_windows(graph)
     if any(isinstance(module, (StaticWindowMSA, nn.Unfold)) for module in graph.modules()):
-        graph = for_chips(torch.export.export(with_edge_layers(graph), (images[:1], ), strict=False))
+        graph = for_chips(torch.export.export(graph, (images[:1], ), strict=False))
         graph.inputs = Network.inputs
     write_graph(graph, images, path)
 

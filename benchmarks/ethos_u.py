@@ -24,8 +24,7 @@ ACCELERATORS = ('ethos-u85-512', 'ethos-u65-512', 'ethos-u55-256')
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=['Swin-T', 'DeiT-S', 'T2T-ViT-14'],
-                        metavar='NETWORK')
+    parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=['Swin-T', 'DeiT-S'], metavar='NETWORK')
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results/ethos_u.jsonl')
     return parser.parse_args(argv)
 

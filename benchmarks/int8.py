@@ -2,8 +2,7 @@
 
     python benchmarks/int8.py --models LN=LN_CONFIG:CHECKPOINT[:CHECKPOINT...] UN=UN_CONFIG:CHECKPOINT...
 
-Several checkpoints of a model are its seeds. `--folds` are ways to fold its norms, of which all are measured. Of a
-classifier in full-integer LiteRT, `simulated` is the SNR that the exporter predicts from training images.
+Several checkpoints of a model are its seeds. `--folds` are ways to fold its norms, of which all are measured.
 """
 import argparse
 import itertools
@@ -65,11 +64,6 @@ def logits(runner, arrays):
     return centred(torch.from_numpy(runner(*arrays)['scores']).double().clamp(min=1e-12).log())
 
 
-def predicted(session):
-    """The SNR in dB that the exporter predicted by simulation, if it did."""
-    return {'simulated': session.meta['simulated_snr']} if 'simulated_snr' in session.meta else {}
-
-
 def measure(config, checkpoint, fold, args, folder):
     """One dict per form: `form`, `metrics`, and for a classifier `snr` in dB."""
     cfg = load_config(config)
@@ -88,7 +82,7 @@ def measure(config, checkpoint, fold, args, folder):
         except PreflightError as error:  # some forms have no kernel for LayerNorm
             yield dict(form=form, metrics={}, error=str(error))
             continue
-        row = dict(form=form, metrics=main_metrics(test_metrics(cfg, runner, form)), **predicted(runner))
+        row = dict(form=form, metrics=main_metrics(test_metrics(cfg, runner, form)))
         if not runner.is_detector:
             got = logits(runner, arrays)
             if exact is None:

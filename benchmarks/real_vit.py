@@ -33,7 +33,7 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 from tqdm import tqdm
 
 ROOT = Path(__file__).parent.parent
-FORMS = {'dynamic range': 'dynamic', 'full-integer': 'full'}  # 16-bit activations take seconds an image
+FORMS = {'dynamic range': 'dynamic', 'full-integer': 'full'}
 RANGES = 128  # crops that ranges of INT8 come from
 PROBE_IMAGES = dict(train=1500, test=500)
 

@@ -1,8 +1,9 @@
-"""Rewrites the operators of any torch model for edge devices; :mod:`.edge` rewrites known layers.
+"""Rewrites the operators of any torch model for edge devices.
 
 - A linear layer for query, key and value becomes three layers, each with its own range in INT8.
 - Attention is decomposed, and its scale is folded into the layer of the queries.
 - Window partition and reverse use at most four dimensions.
+- `nn.Unfold` becomes a depthwise convolution with weights of zero and one, in place of a gather.
 - What does not depend on the input is a constant: position biases and attention masks.
 """
 from __future__ import annotations
@@ -113,7 +114,15 @@ class _Rewriter(Editor):
         return None
 
     def decompose(self, node: fx.Node) -> fx.Node | None:
-        """Decomposes attention, and rolls into slices because ExecuTorch quantizes the indices of its own rolls."""
+        """Decomposes attention, `nn.Unfold`, and rolls into slices: ExecuTorch quantizes the indices of its own rolls.
+        """
+        if node.target is aten.im2col.default:
+            x, kernel, dilation, padding, stride = node.args
+            channels = x.meta['val'].shape[1]
+            weight = torch.eye(math.prod(kernel)).view(-1, 1, *kernel).repeat(channels, 1, 1, 1)
+            x = self.emit(node, aten.conv2d.default, x, self.constant(node, weight), None, stride, padding, dilation,
+                          channels)
+            return self.emit(node, aten.reshape.default, x, list(node.meta['val'].shape))
         if node.target is aten.roll.default:
             x, shifts, dims = (*node.args, [])[:3]
             if not dims:  # of all elements in a row

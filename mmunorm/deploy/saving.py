@@ -16,7 +16,6 @@ from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import Format
 from .graphs import outputs_by_name
-from .progress import progress, stage
 from .snr import deviation, signal_to_noise
 
 MIN_IOU = 0.5
@@ -99,12 +98,10 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
         PreflightError: see :meth:`Format.export`; or a file in floating point differs from torch. No file is written.
     """
     path = Path(path)
-    with whole_files(path) as part, progress(f'exporting to {chosen.runtime}'):
+    with whole_files(path) as part:
         chosen.check_model(model)
         try:
-            stage('converting')
             chosen.export(model, part, half, int8, samples, **options)
-            stage('comparing')
             images, inputs, expected = _compared(model, samples)
             opened = ExportedModel(chosen.open_new(part))
             found = differences(_joined([opened(*arrays) for arrays in inputs]), expected, model.meta['task'])

@@ -33,8 +33,8 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
         example (Tensor): a batch as the model takes it. The file takes as many images of the same size at once.
         path: its ending is the format: `.onnx`, `.xml` (OpenVINO), `.tflite` (LiteRT), `.vela.tflite` (Arm Ethos-U) or
             `.pte` (ExecuTorch).
-        int8 (str, optional): a kind of INT8: 'static' of ONNX, OpenVINO and ExecuTorch; 'dynamic', 'products', 'full'
-            or 'full16' of LiteRT; 'full' or 'full16' of Ethos-U. Defaults to floating point, with Ethos-U to 'full'.
+        int8 (str, optional): a kind of INT8: 'static' of ONNX, OpenVINO and ExecuTorch; 'dynamic', 'products' or
+            'full' of LiteRT. Defaults to floating point, with Ethos-U to 'full'.
         calibration: images that the ranges of INT8 are taken from, a batch or an iterable of batches, as the model
             takes them. Not needed for 'dynamic'. Some of them are compared with torch in the report.
         mean, std (Sequence[float], optional): what the model's images are normalized with, for pixels from 0 to 1 as in

@@ -10,7 +10,7 @@ for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
 from mmunorm import compare, export
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.formats.litert import NAME, programs_of, write_float
-from mmunorm.deploy.ranges import CHOICES, Extremes
+from mmunorm.deploy.int8.ranges import CHOICES, Extremes
 from mmunorm.deploy.torch_models import as_exportable
 
 

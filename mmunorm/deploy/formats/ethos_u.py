@@ -25,8 +25,7 @@ class EthosU(LiteRt):
     """Files that run only on the chip, with Vela's estimates of the model and of each layer in separate files."""
     name, suffixes, runtime = 'ethos-u', ('.vela.tflite', '.vela.csv', '.vela.layers.csv'), 'Arm Ethos-U'
     packages, int8_packages = (*LiteRt.packages, 'ai_edge_quantizer', 'ethosu'), ()
-    int8_kinds, uncalibrated, variants = ('full', 'full16'), (), {}
-    shows_bits = False
+    int8_kinds, uncalibrated, variants = ('full', ), (), {}
     options = dict(accelerator=dict(choices=ACCELERATORS, metavar='NAME',
                                     help=f'of {", ".join(ACCELERATORS)} (default: ethos-u85-512)'))
 

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from ...utils import PreflightError, error_text
-from ..edge import fold_pixels, with_edge_layers
+from ..edge import fold_pixels
 from ..exportable import Exportable, exporting
 from ..layouts import for_chips
-from ..progress import stage
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent
 
 
@@ -47,12 +46,10 @@ class ExecuTorch(Format):
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
-            # The runtime cannot load T2T-ViT's edge layers in INT8.
-            graph = fold_pixels(with_edge_layers(model.graph, performers=False), *model.inputs)
+            graph = fold_pixels(model.stock, *model.inputs)
             graph = for_chips(torch.export.export(graph, model.inputs, strict=False))
             program = torch.export.export(graph, model.inputs, strict=False)
             if int8:
-                stage('quantizing')
                 program = torch.export.export(quantize_graph(program.module(), samples), model.inputs, strict=False)
             try:
                 edge = to_edge_transform_and_lower(

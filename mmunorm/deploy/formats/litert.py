@@ -15,25 +15,21 @@ from torch import Tensor, fx, nn
 
 from ...utils import PreflightError
 from ..attention import center_attention
-from ..bits import Bits, where_bits_go
-from ..edge import fold_pixels, with_edge_layers
+from ..edge import fold_pixels
 from ..exportable import Exportable, exporting
 from ..graphs import ClassifierGraph, DetectorGraph, ModelGraph
+from ..int8.attention_ranges import fit_attention
+from ..int8.ranges import CHOICES, Extremes
+from ..int8.tflite import changed, kind_of, read
 from ..layouts import for_chips
-from ..progress import stage
-from ..quantizer_exp import exp_renamed
-from ..ranges import CHOICES, Extremes
 from ..snr import mean_snr
-from ..tflite import changed, kind_of, read
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent
 
 NAME = 'classify'  # of a classifier's signature
 Ranges = dict[str, dict[str, np.ndarray]]  # `min` and `max` of tensors by name
-# Operators whose output has the range of their input.
-SAME_RANGE = ('RESHAPE', 'SLICE', 'SPLIT', 'STRIDED_SLICE', 'TRANSPOSE')
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
-SIMULATED, HELD_OUT = 40, 8  # images of the simulation, of which one in so many is held out
 COMPARED = 16  # maximum number of runs of each half that choose the ranges
+CLEAR = 1.  # dB: a statistic that is so far behind on one half is not tried on the other
 
 
 class LiteRtSession(Session):
@@ -79,14 +75,12 @@ class LiteRtSession(Session):
 class LiteRt(Format):
     name, suffixes, runtime = 'litert', ('.tflite', ), 'LiteRT'
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
-    int8_kinds, uncalibrated = ('dynamic', 'full', 'full16', 'products'), ('dynamic', )
+    int8_kinds, uncalibrated = ('dynamic', 'full', 'products'), ('dynamic', )
     int8_packages = ('ai_edge_quantizer', )
-    shows_bits = True  # where a full-integer file loses accuracy
     install = EDGE_INSTALL
     variants = {'litert': Variant(runtime), 'litert-dynamic': Variant(f'{runtime} INT8, dynamic range', 'dynamic'),
                 'litert-products': Variant(f'{runtime} INT8, matmul-only', 'products'),
-                'litert-full': Variant(f'{runtime} INT8, full-integer', 'full'),
-                'litert-full16': Variant(f'{runtime} INT8, 16-bit activations', 'full16')}
+                'litert-full': Variant(f'{runtime} INT8, full-integer', 'full')}
 
     def check_model(self, model: Exportable) -> None:
         super().check_model(model)
@@ -105,11 +99,7 @@ class LiteRt(Format):
                 raise PreflightError('in INT8 the input is the bytes of an image, and pad_value='
                                      f'{model.graph.pixels.pad_value} of the data_preprocessor is none of them.')
         with silent():
-            programs = programs_of(model, bool(int8) and int8.startswith('full'))
-            if int8 == 'full' and self.shows_bits and len(samples) > 1 and list(programs) == [NAME]:
-                stage('simulating 8 bits')
-                bits = bits_of(programs[NAME][0], samples, meta['task'] == 'classifier')
-                meta = meta | dict(bits=bits.lines(), simulated_snr=round(bits.everything, 2))
+            programs = programs_of(model, int8 == 'full')
             write_float(programs, path, meta)
             if half or int8:
                 takes_pixels = meta.get('mean', ()) is not None
@@ -123,8 +113,7 @@ class LiteRt(Format):
 
     def report(self, path: Path) -> list[str]:
         operators, (parts, outside) = operators_of(path), delegated(path)
-        return [*(read_meta(path) or {}).get('bits', ()),
-                f'operators: {operators.total()}, most often {listed(operators)}',
+        return [f'operators: {operators.total()}, most often {listed(operators)}',
                 f'XNNPACK partitions on this CPU: {parts}; operators outside of them: {counted(outside)}']
 
 
@@ -171,7 +160,7 @@ def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
             programs[name] = copy.deepcopy(program), sample
         centered = [center_attention(program) for program, _ in programs.values()]
         return programs if any(centered) else plain  # which need not be converted twice
-    graph, images = with_edge_layers(model.graph), model.inputs[0]
+    graph, images = model.stock, model.inputs[0]
     if isinstance(graph, DetectorGraph):
         from ..rcnn.parts import parts_of
         parts = parts_of(graph, images)
@@ -182,15 +171,6 @@ def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
         for name, (part, sample) in parts.items():
             programs[name] = for_chips(torch.export.export(part.eval(), (), sample, strict=False)), sample
     return programs
-
-
-def bits_of(program: fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]], are_logits: bool = False) -> Bits:
-    """Where a full-integer file of a graph will lose accuracy, on evenly spaced calibration images."""
-    number = max(2, min(len(samples), SIMULATED // len(samples[0][0])))
-    chosen = [torch.from_numpy(samples[index][0]).permute(0, 2, 3, 1).contiguous()
-              for index in np.linspace(0, len(samples) - 1, number).round().astype(int)]
-    images = [batch for index, batch in enumerate(chosen) if index % HELD_OUT]
-    return where_bits_go(copy.deepcopy(program), images, chosen[::HELD_OUT], are_logits)
 
 
 def write_float(programs: Programs, path: Path, meta: dict) -> None:
@@ -223,7 +203,6 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], d
     if kind in ('half', *LiteRt.uncalibrated):
         write_quantized(path, recipe, None, path)
         return
-    stage('calibrating')
     data = calibration_data(path, samples, detector)
     extremes = Extremes(path, data)
 
@@ -237,19 +216,23 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], d
                 limits.update(min=np.zeros_like(limits['min']), max=np.full_like(limits['max'], 255))
         return found
 
-    snr = dict.fromkeys(CHOICES, 0.)
+    snr, choices = dict.fromkeys(CHOICES, 0.), list(CHOICES)
     with tempfile.TemporaryDirectory() as folder:
         candidate = Path(folder, 'm.tflite')
         for half in (0, 1):
             # A single image can change the SNR of 20 images by more than the statistics differ.
             held_out = {part: (runs[1 - half::2] or runs)[:COMPARED] for part, runs in data.items()}
             exact = outputs_of(path, held_out)
-            for choice in CHOICES:
+            for choice in choices:
                 write_quantized(path, recipe, ranges(choice, half), candidate)
+                if kind == 'full' and (left := operators_of(candidate, in_float=True)):
+                    raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
                 snr[choice] += mean_snr(outputs_of(candidate, held_out), exact)
-    write_quantized(path, recipe, ranges(max(snr, key=snr.get)), path)
-    if kind.startswith('full') and (left := operators_of(path, in_float=True)):
-        raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
+            best = max(snr[choice] for choice in choices)
+            choices = [choice for choice in choices if snr[choice] > best - CLEAR]
+            if len(choices) == 1:
+                break
+    write_quantized(path, recipe, ranges(max(choices, key=snr.get)), path)
 
 
 def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, path: Path) -> None:
@@ -262,9 +245,7 @@ def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, pat
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)
                 fit_padding(file, graph, ranges)
-    stage('quantizing')
-    with exp_renamed(path):
-        quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
+    quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
 
 
 def outputs_of(path: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list[np.ndarray]:
@@ -299,80 +280,6 @@ def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
     return data
 
 
-def fit_attention(model, graph, ranges: Ranges) -> None:
-    """Changes a floating-point graph and the calibrated ranges `min` and `max` of its tensors, for attention.
-
-    - The second factor of a product of two activations (keys, values) gets a symmetric range, as do its inputs back to
-      the layer that produces it. Otherwise the zero point is not 0, and LiteRT's reference kernel computes the product
-      instead of XNNPACK, which took 40 % of a Swin-T's time.
-    - The mask of shifted windows lowers scores to 8 below all others, instead of by 1000: `exp(-8)` is 0 in 8 bits, and
-      with a range from -1000 the step size of the scores would be 4.
-    - The input range of EXP begins at 8 below its maximum, and that of the scores it is computed from ends 8 above the
-      greatest of their minima, from which they are subtracted. The last feature of a Performer's queries may exceed the
-      others by any amount: its range ends at 8 above them. The divisor of DIV is at least one step.
-    """
-    maker = {output: operator for operator in graph.operators for output in operator.outputs}
-
-    def kind(operator):
-        return operator and kind_of(model, operator)
-
-    def sources(tensor):
-        """The tensor, and the tensors before it with the same values."""
-        tensors = [tensor]
-        while kind(maker.get(tensor)) in SAME_RANGE:
-            tensors.append(tensor := maker[tensor].inputs[0])
-        return tensors
-
-    def range_of(tensor):
-        return ranges.get(graph.tensors[tensor].name.decode())
-
-    def ranges_of(tensors):
-        return filter(None, map(range_of, tensors))
-
-    blocks = {}  # by the buffer that is added to their scores, which blocks with equal biases share
-    for operator in graph.operators:
-        if kind(operator) == 'BATCH_MATMUL':
-            for limits in ranges_of(sources(operator.inputs[1])):
-                largest = np.maximum(-limits['min'], limits['max'])
-                limits.update(min=-largest * 128 / 127, max=largest)
-        elif kind(operator) == 'SOFTMAX':
-            tensors = sources(operator.inputs[0])
-            added = maker.get(tensors[-1])
-            scores = added and range_of(added.inputs[0])
-            if kind(added) == 'ADD' and scores:
-                buffer = graph.tensors[added.inputs[1]].buffer
-                blocks.setdefault(buffer, []).append((scores['min'].min(), scores['max'].max(), tensors))
-            elif kind(added) == 'CONCATENATION':
-                for limits in ranges_of([*tensors, added.inputs[1]]):
-                    limits.update(max=np.minimum(limits['max'], scores['max'].max() + 8))
-        elif kind(operator) == 'DIV' and kind(maker.get(operator.inputs[1])) == 'MAXIMUM':
-            tensor, constant = maker[operator.inputs[1]].inputs
-            if not range_of(tensor):
-                continue
-            buffer = model.buffers[graph.tensors[constant].buffer]  # shared by several quotients
-            least = np.maximum(np.frombuffer(bytes(buffer.data), np.float32), range_of(tensor)['max'].max() / 255)
-            buffer.data = least.astype(np.float32).view(np.uint8)
-        elif kind(operator) == 'EXP':
-            tensors = sources(operator.inputs[0])
-            for limits in ranges_of(tensors):
-                limits.update(min=np.maximum(limits['min'], limits['max'] - 8))
-            added = maker.get(tensors[-1])
-            if kind(added) == 'SUB' and all(pair := [range_of(tensor) for tensor in added.inputs]):
-                least, scores = pair
-                scores.update(max=np.minimum(scores['max'], least['max'] + 8))
-    for buffer, readers in blocks.items():
-        data = model.buffers[buffer].data
-        constant = np.frombuffer(b'' if data is None else bytes(data), np.float32).copy()
-        is_masked = constant < -50
-        if is_masked.any():
-            floor = constant[~is_masked].min() - 8
-            constant[is_masked] = min(low + floor - high for low, high, _ in readers)
-            model.buffers[buffer].data = constant.view(np.uint8)
-            for low, _, tensors in readers:
-                for limits in ranges_of(tensors):
-                    limits.update(min=np.full_like(limits['min'], low + floor))
-
-
 def fit_padding(model, graph, ranges: Ranges) -> None:
     """Replaces -inf, with which a maximum pooling pads, by the least value of its input: infinity has no step size."""
     least = defaultdict(float)  # by buffer, which several poolings share
@@ -393,8 +300,8 @@ def recipe_of(kind: str) -> list[dict]:
     from ai_edge_quantizer import recipe
     from ai_edge_quantizer.recipe_manager import RecipeManager
     manager = RecipeManager()
-    if kind in ('full', 'full16'):
-        manager.load_quantization_recipe(recipe.static_wi8_ai8() if kind == 'full' else recipe.static_wi8_ai16())
+    if kind == 'full':
+        manager.load_quantization_recipe(recipe.static_wi8_ai8())
     elif kind == 'dynamic':
         manager.add_dynamic_config('.*', '*', 8)
         # Weights of zeros and ones; XNNPACK supports it only in float.
@@ -404,7 +311,7 @@ def recipe_of(kind: str) -> list[dict]:
     else:
         for operator in PRODUCTS:
             manager.add_static_config('.*', operator, 8, 8)
-        manager.add_quantization_config('EdgePerformer', '*', algorithm_key='no_quantize')  # see onnx.IN_FLOAT
+        manager.add_quantization_config('PerformerAttention', '*', algorithm_key='no_quantize')  # see onnx.IN_FLOAT
     return manager.get_quantization_recipe()
 
 

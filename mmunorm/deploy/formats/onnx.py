@@ -14,7 +14,6 @@ import torch
 from ..exportable import Exportable, exporting
 from ..graphs import DetectorGraph
 from ..layouts import LOWEST
-from ..progress import stage
 from .base import KEY, Format, Session, Variant, register_format, silent
 
 LARGEST_HALF = 65504.
@@ -56,7 +55,6 @@ class Onnx(Format):
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
         write_onnx(model, path)
         if int8:
-            stage('quantizing')
             quantize_file(path, (dict(zip(model.graph.inputs, arrays, strict=True)) for arrays in samples))
         if half:
             store_as_half(path)

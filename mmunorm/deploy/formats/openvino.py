@@ -10,7 +10,6 @@ import numpy as np
 
 from ...utils import PreflightError
 from ..exportable import Exportable
-from ..progress import stage
 from .base import KEY, Format, Session, Variant, register_format, silent
 from .onnx import IN_FLOAT, write_onnx
 
@@ -52,7 +51,6 @@ class OpenVino(Format):
             graph = openvino.convert_model(source)
             source.unlink()
             if int8:
-                stage('quantizing')
                 graph = quantize_graph(graph, samples)
         graph.set_rt_info(json.dumps(model.meta), [KEY])
         openvino.save_model(graph, path, compress_to_fp16=half)

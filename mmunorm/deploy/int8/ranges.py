@@ -30,11 +30,8 @@ class Extremes:
     """
 
     def __init__(self, path: Path, data: dict[str, list[dict[str, np.ndarray]]]):
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-        # The intermediate tensors of XNNPACK's partitions would not be accessible.
-        interpreter = Interpreter(str(path), experimental_preserve_all_tensors=True,
-                                  experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+        from ai_edge_litert.interpreter import Interpreter
+        interpreter = Interpreter(str(path), experimental_preserve_all_tensors=True)
         interpreter.allocate_tensors()
         self._found: dict[str, np.ndarray] = {}  # (runs, 2, 1, ...) of each tensor, by name, of its rank
         file = read(path)
