@@ -20,11 +20,10 @@ from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import command, load_config, positive, threads
 from mmunorm.config.models import build_model
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
-from mmunorm.deploy.export import describe_model
 from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.formats.base import silent
-from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.images import batch_of
+from mmunorm.deploy.openmmlab import describe_model
+from mmunorm.deploy.tasks import batch_of, graph_of
 from mmunorm.norms import OfflineNorm
 from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text

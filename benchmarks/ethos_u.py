@@ -15,7 +15,7 @@ from deployed_speed import NETWORKS, NORMS, ROOT, subject_of
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.formats.ethos_u import compile_file, rows_of
-from mmunorm.deploy.images import Samples
+from mmunorm.deploy.preprocessing import Samples
 from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text
 

@@ -23,7 +23,7 @@ from adapt_vit import CALIBRATION, MEAN, STD, load_crops, normalized, original, 
 from mmunorm import convert_norms, export, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.measure import InterleavedTimer
-from mmunorm.deploy.exported import ExportedModel
+from mmunorm.deploy.runtime import ExportedModel
 from real_vit import InFile, InTorch, Probe, against, features
 
 import numpy as np

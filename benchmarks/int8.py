@@ -14,11 +14,11 @@ from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.files import main_metrics
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
-from mmunorm.deploy.export import loaded_model
-from mmunorm.deploy.exported import ExportedModel
 from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.formats.pytorch import TorchSession
-from mmunorm.deploy.images import batch_of
+from mmunorm.deploy.openmmlab import loaded_model
+from mmunorm.deploy.runtime import ExportedModel
+from mmunorm.deploy.tasks import batch_of
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
 from mmunorm.fusion import fuse_norms
 from mmunorm.utils import PreflightError

@@ -22,7 +22,7 @@ from adapt_vit import CALIBRATION, MEAN, SIDE, STD, load_crops, normalized, orig
 from mmunorm import convert_norms, export, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.measure import InterleavedTimer
-from mmunorm.deploy.exported import ExportedModel
+from mmunorm.deploy.runtime import ExportedModel
 from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError
 

@@ -1,4 +1,5 @@
 """LiteRT's, ExecuTorch's and the Ethos-U's files: what they leave out, and how near they are to torch."""
+import re
 import subprocess
 import sys
 
@@ -10,12 +11,12 @@ from torch import nn
 
 import mmunorm
 from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
-from mmunorm.deploy.edge import fold_pixels
+from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats.executorch import quantize_graph
-from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.images import Samples
-from mmunorm.deploy.layouts import for_chips
-from mmunorm.deploy.torch_models import as_exportable
+from mmunorm.deploy.preprocessing import Samples
+from mmunorm.deploy.rewrite.operators import for_chips
+from mmunorm.deploy.rewrite.pixels import fold_pixels
+from mmunorm.deploy.tasks import graph_of
 from mmunorm.fusion import TokenScale
 from mmunorm.utils import PreflightError
 
@@ -111,7 +112,10 @@ def test_integers_only(swin, full):
     assert signal_to_noise(swin, full.path) > 18 and not operators_of(full.path, in_float=True)
     _, detail = ExportedModel(full.path)._session.input_of('classify')
     assert detail['quantization'] == (1.0, -128)
-    lines = dict(line.split(':', 1) for line in full.lines)
+    assert full.lines[0].startswith('usual in INT8: 20 to 40 dB')
+    block = r'SwinBlockSequence_\d/SwinBlock_\d \(SNR after it \d+\.\d dB\)'
+    assert re.match(f'loses most in {block}, {block}, {block}$', full.lines[1])
+    lines = dict(line.split(':', 1) for line in full.lines[2:])
     assert list(lines) == ['operators', 'XNNPACK partitions on this CPU']
     # It takes those whose second factor is symmetric.
     assert 'BATCH_MATMUL' not in lines['XNNPACK partitions on this CPU']
@@ -278,7 +282,7 @@ def test_a_swin_for_an_ethos_u(swin, tmp_path):
     files = ['m.vela.csv', 'm.vela.layers.csv', 'm.vela.tflite']
     assert sorted(path.name for path in tmp_path.iterdir()) == files
     assert 0 < report.difference.largest['scores'] < 0.15  # of the integers that Vela read
-    assert report.lines[0].startswith("Vela's ESTIMATE for Ethos_U") and ' ms, ' in report.lines[0]
+    assert report.lines[2].startswith("Vela's ESTIMATE for Ethos_U") and ' ms, ' in report.lines[2]
     with pytest.raises(PreflightError, match='runs only on an Ethos-U; .* a .tflite file with the INT8 full'):
         ExportedModel(report.path)
     # The smaller chips take a Swin-T, not this one of 8 channels and an odd size. The files of before stay.

@@ -3,29 +3,28 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from ...utils import PreflightError
-from ..attention import center_attention
-from ..edge import fold_pixels
-from ..exportable import Exportable, exporting
-from ..graphs import ClassifierGraph, DetectorGraph, ModelGraph
+from ..comparison import mean_snr
+from ..graph import Exportable, exporting
 from ..int8.attention_ranges import fit_attention
-from ..int8.ranges import CHOICES, Extremes
+from ..int8.ranges import CHOICES, Extremes, fit_padding
 from ..int8.tflite import changed, kind_of, read
-from ..layouts import for_chips
-from ..snr import mean_snr
-from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent
+from ..rewrite.attention import center_attention
+from ..rewrite.operators import for_chips
+from ..tasks import TASKS
+from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent, stage
 
-NAME = 'classify'  # of a classifier's signature
 Ranges = dict[str, dict[str, np.ndarray]]  # `min` and `max` of tensors by name
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
 COMPARED = 16  # maximum number of runs of each half that choose the ranges
@@ -41,31 +40,24 @@ class LiteRtSession(Session):
         with silent():
             interpreter = Interpreter(str(path), num_threads=threads)
             interpreter.allocate_tensors()
-        self._parts = {name: interpreter.get_signature_runner(name) for name in interpreter.get_signature_list()}
+        self.parts = {name: interpreter.get_signature_runner(name) for name in interpreter.get_signature_list()}
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        if self.meta['task'] == 'detector':  # NMS and pooling run in torch
-            from ..rcnn.postprocess import DetectorInParts
-            return DetectorInParts(self.meta['detector'], self.call)(*arrays)
-        images, = arrays
-        outs = self.call(NAME, images.transpose(0, 2, 3, 1))
-        if self.meta['task'] == 'classifier':
-            return [torch.from_numpy(outs['logits']).softmax(1).numpy()]
-        return [outs[name] for name in self.meta['outputs']]
+        return TASKS[self.meta['task']].host(self.meta, self.call)(*arrays)
 
     def input_of(self, part: str) -> tuple[str, dict]:
         """Name and details of a signature's input."""
-        item, = self._parts[part].get_input_details().items()
+        item, = self.parts[part].get_input_details().items()
         return item
 
     def call(self, part: str, array: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs of a signature by name, for any number of images or regions; all are float32."""
-        (name, source), targets = self.input_of(part), self._parts[part].get_output_details()
+        (name, source), targets = self.input_of(part), self.parts[part].get_output_details()
         outs = {key: [np.zeros((0, *detail['shape'][1:]), np.float32)] for key, detail in targets.items()}
         number = source['shape'][0]
         for start in range(0, len(array), number):
             batch = array[start:start + number]
-            out = self._parts[part](**{name: to_type(filled(batch, number), source)})
+            out = self.parts[part](**{name: to_type(filled(batch, number), source)})
             for key, detail in targets.items():
                 outs[key].append(from_type(out[key][:len(batch)], detail))
         return {key: np.concatenate(batches) for key, batches in outs.items()}
@@ -76,60 +68,27 @@ class LiteRt(Format):
     name, suffixes, runtime = 'litert', ('.tflite', ), 'LiteRT'
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
     int8_kinds, uncalibrated = ('dynamic', 'full', 'products'), ('dynamic', )
-    int8_packages = ('ai_edge_quantizer', )
+    int8_packages, takes_dynamic = ('ai_edge_quantizer', ), False
     install = EDGE_INSTALL
     variants = {'litert': Variant(runtime), 'litert-dynamic': Variant(f'{runtime} INT8, dynamic range', 'dynamic'),
                 'litert-products': Variant(f'{runtime} INT8, matmul-only', 'products'),
                 'litert-full': Variant(f'{runtime} INT8, full-integer', 'full')}
 
-    def check_model(self, model: Exportable) -> None:
-        super().check_model(model)
-        if isinstance(model.graph, DetectorGraph) and model.graph.pixels.enhancing is not None:
-            raise PreflightError(f'this format does not support {type(model.graph.pixels.enhancing).__name__}, whose '
-                                 'output would depend on the padding.')
-
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
-        if model.open_shapes:
-            raise PreflightError(f'--dynamic is not supported by --format {self.name}, whose files have a fixed size.')
-        meta = model.meta
-        if isinstance(model.graph, DetectorGraph):
-            meta = meta | dict(detector=model.graph.settings)
-            if self.needs_images(int8) and not all(0 <= pixel <= 255 for pixel in meta['detector']['pad']):
-                raise PreflightError('in INT8 the input is the bytes of an image, and pad_value='
-                                     f'{model.graph.pixels.pad_value} of the data_preprocessor is none of them.')
+               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> list[str]:
+        if self.needs_images(int8):
+            TASKS[model.meta['task']].check_bytes(model.meta)
         with silent():
-            programs = programs_of(model, int8 == 'full')
-            write_float(programs, path, meta)
-            if half or int8:
-                takes_pixels = meta.get('mean', ()) is not None
-                quantize(path, 'half' if half else int8, samples, meta.get('detector'), takes_pixels)
+            write_float(programs_of(model, int8 == 'full'), path, model.meta)
+        return quantize(path, 'half' if half else int8, samples, model.meta) if half or int8 else []
 
     def load(self, path: Path, threads: int | None) -> LiteRtSession:
-        meta = read_meta(path)
-        if meta and meta['task'] == 'detector' and 'detector' not in meta:
-            raise PreflightError(f'{path} was exported by an older release of mmunorm: export it again.')
-        return LiteRtSession(path, threads, meta)
+        return LiteRtSession(path, threads, read_meta(path))
 
     def report(self, path: Path) -> list[str]:
         operators, (parts, outside) = operators_of(path), delegated(path)
         return [f'operators: {operators.total()}, most often {listed(operators)}',
                 f'XNNPACK partitions on this CPU: {parts}; operators outside of them: {counted(outside)}']
-
-
-class _Classify(nn.Module):
-    """A graph with channels-last input and, for a classifier, logits as output."""
-
-    def __init__(self, graph: ClassifierGraph | ModelGraph):
-        super().__init__()
-        self.whole = graph  # `graph` is an attribute of torch.fx's modules
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """`(N, H, W, 3)` float32 to `logits` `(N, classes)`, or to a model's own tensors."""
-        images = images.permute(0, 3, 1, 2)
-        if isinstance(self.whole, ClassifierGraph):
-            return dict(logits=self.whole.logits(images))
-        return dict(zip(self.whole.outputs, self.whole(images), strict=True))
 
 
 class Programs(dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]):
@@ -148,10 +107,9 @@ class Programs(dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]):
 
 @lru_cache(maxsize=2)  # a benchmark writes several files of one model
 def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
-    """The signatures of a model; `for_integers` in a form that suits 8 bits.
+    """The signatures of a model, see :meth:`Task.parts`; `for_integers` in a form that suits 8 bits.
 
-    A classifier is one signature, from `images` `(N, H, W, 3)`, 0 to 255, to `logits`; a detector is those of
-    :func:`mmunorm.deploy.rcnn.parts.parts_of`. Raises a PreflightError if torch cannot export it.
+    Raises a PreflightError if torch cannot export it.
     """
     programs = Programs()
     if for_integers:
@@ -160,13 +118,7 @@ def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
             programs[name] = copy.deepcopy(program), sample
         centered = [center_attention(program) for program, _ in programs.values()]
         return programs if any(centered) else plain  # which need not be converted twice
-    graph, images = model.stock, model.inputs[0]
-    if isinstance(graph, DetectorGraph):
-        from ..rcnn.parts import parts_of
-        parts = parts_of(graph, images)
-    else:
-        sample = dict(images=images.permute(0, 2, 3, 1).contiguous())
-        parts = {NAME: (_Classify(fold_pixels(graph, images)), sample)}
+    parts = TASKS[model.meta['task']].parts(model.stock, model.inputs[0])
     with exporting():
         for name, (part, sample) in parts.items():
             programs[name] = for_chips(torch.export.export(part.eval(), (), sample, strict=False)), sample
@@ -190,28 +142,30 @@ def write_float(programs: Programs, path: Path, meta: dict) -> None:
         file.metadata = [*(file.metadata or []), entry]
 
 
-def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], detector: dict | None = None,
-             takes_pixels: bool = True) -> None:
+def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], meta: dict) -> list[str]:
     """Rewrites a floating-point file with a kind of INT8, or 'half', by Google's AI Edge Quantizer.
 
     The statistic of `ranges.CHOICES` with the highest SNR is taken, where each half of the calibration batches
-    `samples` is held out once; then the ranges are of all of them. `detector` has the settings of a detector, and with
-    `takes_pixels` the input is an image's bytes. Raises a PreflightError if a full-integer file still has a
-    floating-point tensor.
+    `samples` is held out once; then the ranges are of all of them. Returns lines for the report. Raises a
+    PreflightError if a full-integer file still has a floating-point tensor.
     """
     recipe = recipe_of(kind)
     if kind in ('half', *LiteRt.uncalibrated):
-        write_quantized(path, recipe, None, path)
-        return
-    data = calibration_data(path, samples, detector)
-    extremes = Extremes(path, data)
+        with silent():
+            write_quantized(path, recipe, None, path)
+        return []
+    stage(f'calibrating on {len(samples)} batches of images')
+    with silent():
+        data = calibration_data(path, samples, meta)
+        extremes = Extremes(path, data)
+    # Scale 1 and zero point -128: the integers are the image's bytes minus 128. Or the images are normalized ones.
+    takes_pixels = meta.get('mean', ()) is not None
 
     def ranges(*arguments) -> Ranges:
         found = extremes.ranges(*arguments)
         for name, limits in found.items():
             # A layer that is 0 in all images: with its tiny scale the next layer's bias would overflow.
             limits['max'] = np.where(limits['max'] - limits['min'] < 1e-6, limits['min'] + 1, limits['max'])
-            # Scale 1 and zero point -128: the integers are the image's bytes minus 128.
             if takes_pixels and name.endswith('_images'):
                 limits.update(min=np.zeros_like(limits['min']), max=np.full_like(limits['max'], 255))
         return found
@@ -224,15 +178,23 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], d
             held_out = {part: (runs[1 - half::2] or runs)[:COMPARED] for part, runs in data.items()}
             exact = outputs_of(path, held_out)
             for choice in choices:
-                write_quantized(path, recipe, ranges(choice, half), candidate)
-                if kind == 'full' and (left := operators_of(candidate, in_float=True)):
+                stage(f'quantizing, ranges: {choice}')
+                with silent():
+                    write_quantized(path, recipe, ranges(choice, half), candidate)
+                    left = operators_of(candidate, in_float=True) if kind == 'full' else None
+                    snr[choice] += 0 if left else mean_snr(outputs_of(candidate, held_out), exact)
+                if left:
                     raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
-                snr[choice] += mean_snr(outputs_of(candidate, held_out), exact)
             best = max(snr[choice] for choice in choices)
             choices = [choice for choice in choices if snr[choice] > best - CLEAR]
             if len(choices) == 1:
                 break
-    write_quantized(path, recipe, ranges(max(choices, key=snr.get)), path)
+        stage(f'quantizing, ranges: {max(choices, key=snr.get)}')
+        with silent():
+            write_quantized(path, recipe, ranges(max(choices, key=snr.get)), candidate)
+            lines = losses(path, candidate, data) if kind == 'full' else []
+        path.write_bytes(candidate.read_bytes())
+    return lines
 
 
 def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, path: Path) -> None:
@@ -248,6 +210,37 @@ def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, pat
     quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
 
 
+def losses(in_float: Path, quantized: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list[str]:
+    """Which blocks of layers a full-integer file loses most in, on one input of its only signature, as a line.
+
+    The quantizer's own comparison has the SNR of each tensor; a block's loss is from the end of the block before it.
+    """
+    from ai_edge_quantizer.model_validator import compare_model
+    from ai_edge_quantizer.utils.validation_utils import ValidationErrorMetric
+    (name, (first, *_)), *others = data.items()
+    if others:
+        return []
+    compared = compare_model(in_float.read_bytes(), quantized.read_bytes(), {name: [first]},
+                             [ValidationErrorMetric.SNR])
+    graph, ratios = read(quantized).subgraphs[0], compared.get_all_tensor_results()
+    noise = {}  # over signal, of the last tensor of each block
+    for operator in graph.operators:
+        tensor = graph.tensors[operator.outputs[0]].name.decode()
+        if (block := block_of(tensor)) and tensor in ratios:
+            noise[block] = 1 / max(ratios[tensor]['snr'], 1e-30)
+    lost = {block: noise[block] - before for block, before in zip(noise, [0., *noise.values()], strict=False)}
+    worst = [f'{block} (SNR after it {-10 * np.log10(noise[block]):.1f} dB)'
+             for block in sorted(lost, key=lost.get, reverse=True)[:3]]
+    return [f'loses most in {", ".join(worst)}'] if worst else []
+
+
+def block_of(tensor: str) -> str:
+    """The block of layers that computes a tensor, by the modules in its name, such as `Stage_1/Block_0`; '' if none."""
+    modules = [module.rpartition('.')[2] for module in tensor.partition(';')[0].split('/')]
+    blocks = [index for index, module in enumerate(modules) if re.search(r'(Block|Layer)_\w*\d$', module)]
+    return '/'.join(module for module in modules[:blocks[-1] + 1] if re.search(r'_\d+$', module)) if blocks else ''
+
+
 def outputs_of(path: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list[np.ndarray]:
     """The outputs of a file for some inputs of its signatures, one after another, as float32."""
     session = LiteRtSession(path)
@@ -256,14 +249,11 @@ def outputs_of(path: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list
 
 
 def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
-                     detector: dict | None) -> dict[str, list[dict[str, np.ndarray]]]:
+                     meta: dict) -> dict[str, list[dict[str, np.ndarray]]]:
     """The inputs of each signature of a floating-point file for some images.
 
     Regions are the best ones of the first hundred batches, because they are large and held in memory.
     """
-    if detector is None:
-        return {NAME: [dict(images=images.transpose(0, 2, 3, 1)) for images, in samples]}
-    from ..rcnn.postprocess import DetectorInParts
     session, data = LiteRtSession(path), {}
 
     def record(part: str, array: np.ndarray) -> None:
@@ -271,28 +261,13 @@ def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
         number = detail['shape'][0]
         data.setdefault(part, []).append({name: filled(array[:number], number)})
 
-    in_parts = DetectorInParts(detector, lambda part, array: record(part, array) or session.call(part, array))
-    for index, (images, sizes) in enumerate(samples):
-        if index < 100:
-            in_parts(images, sizes)
+    host = TASKS[meta['task']].host(meta, lambda part, array: record(part, array) or session.call(part, array))
+    for index, arrays in enumerate(samples):
+        if len(session.parts) > 1 and index < 100:
+            host(*arrays)
         else:
-            record('features', in_parts.pad(images, sizes))
+            record(*host.first(*arrays))
     return data
-
-
-def fit_padding(model, graph, ranges: Ranges) -> None:
-    """Replaces -inf, with which a maximum pooling pads, by the least value of its input: infinity has no step size."""
-    least = defaultdict(float)  # by buffer, which several poolings share
-    for operator in graph.operators:
-        if kind_of(model, operator) != 'PADV2':
-            continue
-        before, after = (graph.tensors[tensor].name.decode() for tensor in (operator.inputs[0], operator.outputs[0]))
-        buffer = graph.tensors[operator.inputs[2]].buffer
-        if before in ranges and np.isneginf(np.frombuffer(bytes(model.buffers[buffer].data), np.float32)).all():
-            ranges[after] = ranges[before]
-            least[buffer] = min(least[buffer], ranges[before]['min'].min())
-    for buffer, value in least.items():
-        model.buffers[buffer].data = np.float32([value]).view(np.uint8)
 
 
 def recipe_of(kind: str) -> list[dict]:

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from .graphs import ClassifierGraph, DetectorGraph, Pixels, named_outputs
+from ..graph import Pixels, named_outputs
 
 
-def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> ClassifierGraph | DetectorGraph:
+def fold_pixels(graph: nn.Module, images: Tensor) -> nn.Module:
     """A copy of a graph whose first layer takes raw pixels, so that the input of an integer file is an image's bytes.
 
     For `y = (x - m) / s` and a convolution `W y + b` without padding, the new one has `W / s` and `b - sum(W m / s)`.
