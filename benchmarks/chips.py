@@ -20,11 +20,10 @@ from deployed_speed import NETWORKS as CONFIGS
 from deployed_speed import ROOT, blurred_images, model_of, update_statistics
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
-from mmunorm.deploy.edge import with_edge_layers
-from mmunorm.deploy.exportable import Exportable
 from mmunorm.deploy.formats.onnx import write_onnx
-from mmunorm.deploy.layouts import for_chips
-from mmunorm.deploy.windows import StaticWindowMSA, with_windows
+from mmunorm.deploy.graph import Exportable
+from mmunorm.deploy.rewrite.operators import for_chips
+from mmunorm.deploy.rewrite.windows import is_window_attention
 from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import PreflightError, whole_file, write_text
 from projects.paper.paper.curves import COLOURS
@@ -111,9 +110,8 @@ def write_network(network, norm, path):
     images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     update_statistics(model, graph, images)
     fuse_norms(model, layer_norms='keep')
-    graph = with_windows(graph)
-    if any(isinstance(module, (StaticWindowMSA, nn.Unfold)) for module in graph.modules()):
-        graph = for_chips(torch.export.export(with_edge_layers(graph), (images[:1], ), strict=False))
+    if any(isinstance(module, nn.Unfold) or is_window_attention(module) for module in graph.modules()):
+        graph = for_chips(torch.export.export(graph, (images[:1], ), strict=False))
         graph.inputs = Network.inputs
     write_graph(graph, images, path)
 

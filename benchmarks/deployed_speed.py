@@ -20,11 +20,10 @@ from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import command, load_config, positive, threads
 from mmunorm.config.models import build_model
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
-from mmunorm.deploy.export import describe_model
 from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.formats.base import silent
-from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.images import batch_of
+from mmunorm.deploy.openmmlab import describe_model
+from mmunorm.deploy.tasks import batch_of, graph_of
 from mmunorm.norms import OfflineNorm
 from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text
@@ -42,7 +41,7 @@ COLOURS = {LN: NORM_COLOURS[LN], EXACT: '0.4', 'UN': NORM_COLOURS['UN']}
 DETECTOR_SHAPE = (512, 512)
 # In the order of the tables and of the figure.
 FORMATS = ('torch', 'onnx', 'openvino', 'litert', 'executorch', 'onnx-int8', 'openvino-int8', 'executorch-int8',
-           'litert-dynamic', 'litert-products', 'litert-full', 'litert-full16')
+           'litert-dynamic', 'litert-products', 'litert-full')
 
 
 def parse_args(argv=None):
@@ -124,8 +123,7 @@ def chart(rows):
     A network's rows are those of the machine on which most of its formats were measured. A speed-up is shown if the
     quartiles exclude 1 and the difference is larger than that of the control.
     """
-    # 16-bit activations have no fast CPU kernel: they would dwarf all others.
-    rows = [row for row in rows if row['threads'] == 1 and row['format'] != 'litert-full16']
+    rows = [row for row in rows if row['threads'] == 1 and row['format'] in VARIANTS]
     labels = {row['format']: row['label'] for row in rows}
     formats = [name for name in FORMATS if name in labels]
     networks = [name for name in NETWORKS if any(row['network'] == name for row in rows)]

@@ -15,7 +15,7 @@ from deployed_speed import NETWORKS, NORMS, ROOT, subject_of
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.formats.ethos_u import compile_file, rows_of
-from mmunorm.deploy.images import Samples
+from mmunorm.deploy.preprocessing import Samples
 from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text
 
@@ -24,8 +24,7 @@ ACCELERATORS = ('ethos-u85-512', 'ethos-u65-512', 'ethos-u55-256')
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=['Swin-T', 'DeiT-S', 'T2T-ViT-14'],
-                        metavar='NETWORK')
+    parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=['Swin-T', 'DeiT-S'], metavar='NETWORK')
     parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results/ethos_u.jsonl')
     return parser.parse_args(argv)
 

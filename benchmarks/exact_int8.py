@@ -23,7 +23,7 @@ from adapt_vit import CALIBRATION, MEAN, STD, load_crops, normalized, original, 
 from mmunorm import convert_norms, export, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.measure import InterleavedTimer
-from mmunorm.deploy.exported import ExportedModel
+from mmunorm.deploy.runtime import ExportedModel
 from real_vit import InFile, InTorch, Probe, against, features
 
 import numpy as np
@@ -34,7 +34,7 @@ from torch import nn
 ROOT = Path(__file__).parent.parent
 FORMS = {'LN': None, 'exact': dict(), 'exact, rotated': dict(rotate='hadamard'), 'UN': dict(),
          'UN, rotated': dict(rotate='hadamard')}
-PRECISIONS = {'full': 'full-integer', 'full16': '16-bit activations'}
+FULL = 'full-integer'
 DRAWS = 3  # of noise
 
 
@@ -43,8 +43,6 @@ def parse_args(argv=None):
     parser.add_argument('weights', help='vit_s_focus.onnx, or a state dict of the ViT')
     parser.add_argument('crops', type=Path, help='folder with train and test, of make_crops.py')
     parser.add_argument('--forms', nargs='*', choices=list(FORMS), default=['LN', 'exact, rotated'])
-    parser.add_argument('--int8', nargs='+', choices=list(PRECISIONS), default=['full'], help='kinds of files; full16 '
-                        'takes seconds an image')
     parser.add_argument('--adapted', type=Path, nargs='+', default=[], help='weights of adapt_vit.py, for UN; without '
                         'them it is converted alone')
     parser.add_argument('--domains', nargs='+', default=[], metavar='NAME=FOLDER', help='further test crops')
@@ -139,7 +137,7 @@ def main(argv=None):
             print(json.dumps(dict(**row, **note, environment=environment(torch.device('cpu')))), file=file)
         print({key: value for key, value in row.items() if key != 'seconds'}, flush=True)
 
-    def measure(form, precision, name, got, **more):
+    def measure(form, precision, name, got):
         norm, names = norm_of(form), domains[name][1]
         metrics = dict(against(got, tokens['LN', name], names), **lowest(got, tokens['LN', name]))
         # No two images of the probe are of one source; the original has no SNR.
@@ -149,7 +147,7 @@ def main(argv=None):
             metrics['probe'] = 100 * probe.accuracy(got)
         if norm == 'UN':
             metrics['snr to itself'] = against(got, tokens['UN', name], names)['snr']
-        write(dict(form=form, precision=precision, domain=name, ranges=len(ranges), metrics=metrics, **more))
+        write(dict(form=form, precision=precision, domain=name, ranges=len(ranges), metrics=metrics))
 
     for (norm, name), got in tokens.items():
         measure(norm, 'float', name, got)
@@ -159,24 +157,22 @@ def main(argv=None):
     with tempfile.TemporaryDirectory() as folder:
         files = args.files or Path(folder)
         files.mkdir(parents=True, exist_ok=True)
-        paths = {(form, kind): files / f'{form.replace(", ", "_")}{kind.removeprefix("full")}.tflite'
-                 for form in args.forms for kind in args.int8}
-        for (form, kind), path in paths.items():
+        paths = {form: files / f'{form.replace(", ", "_")}.tflite' for form in args.forms}
+        for form, path in paths.items():
             if not path.exists():
                 model = folded(stocks[norm_of(form)], form, ranges[:1])
-                print(export(model, ranges[:1], path, int8=kind, calibration=ranges, mean=MEAN.flatten().tolist(),
+                print(export(model, ranges[:1], path, int8='full', calibration=ranges, mean=MEAN.flatten().tolist(),
                              std=STD.flatten().tolist()), flush=True)
             run = InFile(path, 1)
             for name, (images, _) in domains.items():
-                measure(form, PRECISIONS[kind], name, features(run, images, f'{form}, {kind}, {name}'),
-                        simulated=run.file.meta.get('simulated_snr'), report=run.file.meta.get('bits'))
+                measure(form, FULL, name, features(run, images, f'{form}, {name}'))
         pixels = (255 * (ranges[:1] * STD + MEAN)).numpy()
         for threads in (1, 2) if args.rounds else ():
-            runs = {key: partial(ExportedModel(path, threads), pixels) for key, path in paths.items()}
+            runs = {form: partial(ExportedModel(path, threads), pixels) for form, path in paths.items()}
             timer = InterleavedTimer(runs, torch.device('cpu'))
             timer.time(2)
-            for (form, kind), seconds in timer.time(args.rounds).items():
-                write(dict(form=form, precision=PRECISIONS[kind], threads=threads, seconds=seconds,
+            for form, seconds in timer.time(args.rounds).items():
+                write(dict(form=form, precision=FULL, threads=threads, seconds=seconds,
                            load=os.getloadavg()[0], metrics={'ms': 1000 * float(np.median(seconds))}))
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 from mmunorm import compare, convert_norms, export, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.measure import InterleavedTimer
-from mmunorm.deploy.exported import ExportedModel
+from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats import format_of
+from mmunorm.deploy.runtime import ExportedModel
 from mmunorm.deploy.saving import export_file
-from mmunorm.deploy.torch_models import as_exportable
 from mmunorm.utils import PreflightError
 
 import numpy as np

@@ -2,8 +2,7 @@
 
     python benchmarks/int8.py --models LN=LN_CONFIG:CHECKPOINT[:CHECKPOINT...] UN=UN_CONFIG:CHECKPOINT...
 
-Several checkpoints of a model are its seeds. `--folds` are ways to fold its norms, of which all are measured. Of a
-classifier in full-integer LiteRT, `simulated` is the SNR that the exporter predicts from training images.
+Several checkpoints of a model are its seeds. `--folds` are ways to fold its norms, of which all are measured.
 """
 import argparse
 import itertools
@@ -15,11 +14,11 @@ from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.files import main_metrics
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
-from mmunorm.deploy.export import loaded_model
-from mmunorm.deploy.exported import ExportedModel
 from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.formats.pytorch import TorchSession
-from mmunorm.deploy.images import batch_of
+from mmunorm.deploy.openmmlab import loaded_model
+from mmunorm.deploy.runtime import ExportedModel
+from mmunorm.deploy.tasks import batch_of
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
 from mmunorm.fusion import fuse_norms
 from mmunorm.utils import PreflightError
@@ -65,11 +64,6 @@ def logits(runner, arrays):
     return centred(torch.from_numpy(runner(*arrays)['scores']).double().clamp(min=1e-12).log())
 
 
-def predicted(session):
-    """The SNR in dB that the exporter predicted by simulation, if it did."""
-    return {'simulated': session.meta['simulated_snr']} if 'simulated_snr' in session.meta else {}
-
-
 def measure(config, checkpoint, fold, args, folder):
     """One dict per form: `form`, `metrics`, and for a classifier `snr` in dB."""
     cfg = load_config(config)
@@ -88,7 +82,7 @@ def measure(config, checkpoint, fold, args, folder):
         except PreflightError as error:  # some forms have no kernel for LayerNorm
             yield dict(form=form, metrics={}, error=str(error))
             continue
-        row = dict(form=form, metrics=main_metrics(test_metrics(cfg, runner, form)), **predicted(runner))
+        row = dict(form=form, metrics=main_metrics(test_metrics(cfg, runner, form)))
         if not runner.is_detector:
             got = logits(runner, arrays)
             if exact is None:

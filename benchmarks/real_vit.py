@@ -22,7 +22,7 @@ from adapt_vit import CALIBRATION, MEAN, SIDE, STD, load_crops, normalized, orig
 from mmunorm import convert_norms, export, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.measure import InterleavedTimer
-from mmunorm.deploy.exported import ExportedModel
+from mmunorm.deploy.runtime import ExportedModel
 from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError
 
@@ -33,7 +33,7 @@ from torchvision.transforms import Compose, Normalize, ToTensor
 from tqdm import tqdm
 
 ROOT = Path(__file__).parent.parent
-FORMS = {'dynamic range': 'dynamic', 'full-integer': 'full'}  # 16-bit activations take seconds an image
+FORMS = {'dynamic range': 'dynamic', 'full-integer': 'full'}
 RANGES = 128  # crops that ranges of INT8 come from
 PROBE_IMAGES = dict(train=1500, test=500)
 

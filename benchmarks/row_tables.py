@@ -33,23 +33,6 @@ def quartiles(ratio, digits=3):
 
 
 # INT8.
-def simulated():
-    """The SNR that the exporter predicted, and the file's."""
-    rows, exact = [], read('exact_int8')
-    for form in ('exact, rotated', 'LN'):
-        metrics = only(exact, form=form, precision='simulated', domain='12 crops')['metrics']
-        rows.append([f'ViT-S, {form}', f'the same 12 images: {metrics["snr"]:.1f}', f'{metrics["file"]:.1f}'])
-        row = only(exact, form=form, precision='full-integer', domain='crops', ranges=64)
-        rows.append([f'ViT-S, {form}', f'training crops: {row["simulated"]:.1f}',
-                     f'1,197 test crops: {row["metrics"]["snr"]:.1f}'])
-    for label, fold, name in (('LN', 'offline', 'int8_exact_digits'), ('exact', 'exact', 'int8_exact_digits'),
-                              ('exact, rotated', 'rotated', 'int8_exact_digits'), ('UN', 'offline', 'int8_rotated')):
-        found = [row for row in select(read(name), fold=fold) if 'simulated' in row]
-        rows.append([f'digits Swin, {label}, by seed',
-                     *(', '.join(f'{row[key]:.1f}' for row in found) for key in ('simulated', 'snr'))])
-    return ['model', 'simulated, dB', 'file, dB'], rows
-
-
 def int8_families():
     """The SNR in each INT8 format of networks with random weights, by what was folded."""
     rows = read('export_families_int8')
@@ -122,7 +105,7 @@ def factor(row, text='{:.2f}x'):
 
 def deployed(name, cpu, columns):
     """A cell has the milliseconds of LN and UN, and how much faster UN is where the control shows less."""
-    rows = [row for row in read(name) if cpu in row['environment']['cpu']]
+    rows = [row for row in read(name) if cpu in row['environment']['cpu'] and '16-bit' not in row['label']]  # is gone
     labels = list(dict.fromkeys(row['label'] for row in rows))
     lines = []
     for label in labels:
@@ -445,7 +428,7 @@ def data_files():
 
 
 ROW_TABLES = {function.__name__: function for function in (
-    simulated, int8_families, adapted_int8, exact_speed, headline, deployed_exact, deployed_xeon, deployed_epyc,
+    int8_families, adapted_int8, exact_speed, headline, deployed_exact, deployed_xeon, deployed_epyc,
     export_families, chips,
     ethos_exact, rockchip, chip_failures, chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers,
     tiny_layer, adapted, adapted_all, adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,

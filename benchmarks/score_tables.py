@@ -32,6 +32,9 @@ def same(*names):
     return norms({name: name for name in names})
 
 
+FULL_INTEGER = 'LiteRT INT8, full-integer'
+
+
 def mean(metric, form='mean', **values):
     digits = 3 if metric in (BOX, MASK, 'enhancement/SSIM') else 2
     return dict(metric=metric, digits=digits, form=form, **values)
@@ -368,23 +371,18 @@ TABLES = {
               **{(model.partition(',')[0], weights): dict(experiment='int8_litert', model=model)
                  for model, weights in (('LN, trained on', 'trained on'), ('UN, converted', 'converted'))}},
         columns={'top-1, float': mean(TOP1, kind='float'),
-                 **{f'{unit}, {label}': dict(metric=metric, digits=digits, missing='', kind=f'LiteRT INT8, {label}')
-                    for label in ('full-integer', '16-bit activations')
+                 **{f'{unit}, full-integer': dict(metric=metric, digits=digits, missing='', kind=FULL_INTEGER)
                     for unit, metric, digits in (('top-1', TOP1, 2), ('dB', 'snr', 1))}}),
     'int8_exact_digits': dict(
         labels=['digits Swin'], where=dict(experiment='int8_exact_digits'),
         rows={label: dict(fold=fold) for label, fold in (
             ('LN', 'offline'), ('exact', 'exact'), ('exact, rotated', 'rotated'))},
         columns={'top-1, float': mean(TOP1, kind='float'),
-                 **{header: dict(metric=metric, digits=digits, form='mean', kind='LiteRT INT8, full-integer')
-                    for header, metric, digits in (('top-1, full-integer', TOP1, 2), ('dB', 'snr', 1),
-                                                   ('dB, simulated', 'simulated', 1))},
-                 'dB, 16-bit activations': dict(
-                     metric='snr', digits=1, missing='', kind='LiteRT INT8, 16-bit activations')}),
+                 **{header: dict(metric=metric, digits=digits, form='mean', kind=FULL_INTEGER)
+                    for header, metric, digits in (('top-1, full-integer', TOP1, 2), ('dB', 'snr', 1))}}),
     'int8_t2t': dict(
         labels=['T2T-ViT'], where=dict(experiment='int8_t2t'),
-        rows={form: dict(kind=f'LiteRT INT8, {form}') for form in (
-            'dynamic range', 'matmul-only', 'full-integer', '16-bit activations')},
+        rows={form: dict(kind=f'LiteRT INT8, {form}') for form in ('dynamic range', 'matmul-only')},
         columns={'top-1': dict(metric=TOP1, digits=1), 'dB': dict(metric='snr', digits=1)}),
     **{name: dict(
         labels=['Mask R-CNN'], where=dict(experiment=name), rows={norm: dict(model=norm) for norm in ('LN', other)},

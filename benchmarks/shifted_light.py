@@ -12,7 +12,7 @@ from pathlib import Path
 from int8 import parse_model
 from mmunorm.benchmark.environment import environment
 from mmunorm.cli.arguments import command, load_config, set_dataloader_defaults
-from mmunorm.deploy.export import loaded_model
+from mmunorm.deploy.openmmlab import loaded_model
 from mmunorm.engine.calibration import test_metrics
 
 import torch

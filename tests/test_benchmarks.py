@@ -14,7 +14,7 @@ from torchvision.transforms.functional import normalize, to_tensor
 
 from mmunorm import export
 from mmunorm.cli.arguments import load_config
-from mmunorm.deploy.graphs import Pixels
+from mmunorm.deploy.graph import Pixels
 from mmunorm.engine import calibration
 from mmunorm.norms import UN, RepBN, convert_sync
 from mmunorm.norms.sync import Ranks

@@ -13,7 +13,7 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.images import draw_images, draw_objects, find_images
 from mmunorm.config.models import clear_build_errors, load_model, match_folded
-from mmunorm.deploy.images import loading_of
+from mmunorm.deploy.preprocessing import loading_of
 from mmunorm.utils import PreflightError, plural
 
 import numpy as np

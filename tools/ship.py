@@ -28,11 +28,11 @@ from mmunorm.cli.data_checks import check_data
 from mmunorm.cli.shipping import Stage
 from mmunorm.config.models import build_model, load_model
 from mmunorm.config.presets import HELP, count_steps, renamed
-from mmunorm.deploy.export import PARTS, describe_model, prepare_export
-from mmunorm.deploy.exportable import norms_left
-from mmunorm.deploy.exported import ExportedModel
 from mmunorm.deploy.formats import VARIANTS, find_format, table
 from mmunorm.deploy.formats.pytorch import TorchSession
+from mmunorm.deploy.graph import norms_left
+from mmunorm.deploy.openmmlab import PARTS, describe_model, prepare_export
+from mmunorm.deploy.runtime import ExportedModel
 from mmunorm.engine.calibration import FolderImages
 from mmunorm.engine.conversion import parse_goal
 from mmunorm.engine.distillation import backbone_of

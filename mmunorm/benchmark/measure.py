@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from ..attention import plain_attention
 from ..compat import OutOfMemoryError
-from ..deploy.exportable import norms_left
+from ..deploy.graph import norms_left
 
 OUT_OF_MEMORY = 'out of memory'
 # By default, there are as many rounds as fit in this time, within these bounds.

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..deploy.export import prepare_export, rotation_for
 from ..deploy.formats import VARIANTS, Session
-from ..deploy.images import Samples
+from ..deploy.openmmlab import prepare_export, rotation_for
+from ..deploy.preprocessing import Samples
 from ..deploy.saving import export_file
 from ..fusion import fuse_norms
 

@@ -10,8 +10,8 @@ from multiprocessing import get_all_start_methods, get_context
 
 import numpy as np
 
-from ..deploy.exported import ExportedModel
 from ..deploy.formats import Session
+from ..deploy.runtime import ExportedModel
 from ..utils import PreflightError
 
 _runner: ExportedModel  # of a process that a worker has started

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..benchmark.files import main_metrics, markdown
 from ..benchmark.output import NO_DIFFERENCE, speedup
-from ..deploy.exported import ExportedModel
+from ..deploy.runtime import ExportedModel
 from ..utils import write_text
 from .images import draw_objects, draw_predictions, read_image
 from .page import render_page

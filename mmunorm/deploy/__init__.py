@@ -1,13 +1,13 @@
 """Deployment: exports a trained model to a file for a runtime such as ONNX Runtime, and runs that file."""
 from ..registry import MISSING, explain_missing
-from .exportable import Exportable
-from .exported import Detections, ExportedModel
+from .api import Comparison, compare
 from .formats import FORMATS, find_format
+from .graph import Exportable
+from .runtime import Detections, ExportedModel
 from .saving import ExportReport, export_file
-from .torch_models import Comparison, compare
 
 if not MISSING:
-    from .export import describe_model, prepare_export
+    from .openmmlab import describe_model, prepare_export
 
 __all__ = ['FORMATS', 'Comparison', 'Detections', 'ExportReport', 'Exportable', 'ExportedModel', 'compare',
            'describe_model', 'export_file', 'find_format', 'prepare_export']

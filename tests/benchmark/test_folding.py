@@ -14,7 +14,7 @@ from mmunorm.benchmark import measure, models, tasks
 from mmunorm.benchmark.folding import Settings, markdown, run_benchmark, summarize
 from mmunorm.benchmark.output import write_results
 from mmunorm.compat import OutOfMemoryError
-from mmunorm.deploy.exportable import norms_left
+from mmunorm.deploy.graph import norms_left
 from mmunorm.fusion import TokenScale
 from mmunorm.norms import UN
 from mmunorm.norms.layers import norm_layers

@@ -4,7 +4,7 @@ import torch
 from mmunorm import fuse_norms
 from mmunorm.backbones.performer import PerformerAttention
 from mmunorm.deploy import FORMATS, ExportedModel, prepare_export
-from mmunorm.deploy.graphs import graph_of
+from mmunorm.deploy.tasks import graph_of
 from mmunorm.norms import OfflineNorm
 
 from ..fusion import models

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmunorm import export, fuse_norms
-from mmunorm.deploy.attention import center_attention
+from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats.litert import programs_of
-from mmunorm.deploy.layouts import for_chips
-from mmunorm.deploy.torch_models import as_exportable
+from mmunorm.deploy.rewrite.attention import center_attention
+from mmunorm.deploy.rewrite.operators import for_chips
 
 pytestmark = pytest.mark.skipif(tuple(map(int, torch.__version__.split('.')[:2])) < (2, 9), reason='no torch.export')
 

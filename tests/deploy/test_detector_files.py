@@ -9,7 +9,7 @@ from mmengine.config import Config
 from mmunorm import fuse_norms
 from mmunorm.cli.images import drawing_scale
 from mmunorm.deploy import FORMATS, ExportedModel, describe_model, export_file, prepare_export
-from mmunorm.deploy.images import Samples
+from mmunorm.deploy.preprocessing import Samples
 
 from .. import tiny_runs
 from .conftest import needs

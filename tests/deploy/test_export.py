@@ -1,5 +1,6 @@
 """Models of torch, timm, torchvision and transformers as files, without OpenMMLab."""
 import errno
+import itertools
 import re
 import resource
 import subprocess
@@ -16,12 +17,12 @@ from torchvision.models.vision_transformer import VisionTransformer
 
 from mmunorm import compare, convert_norms, export, fuse_norms
 from mmunorm.deploy import ExportedModel
-from mmunorm.deploy.edge import fold_pixels
+from mmunorm.deploy.api import as_exportable, unlike
 from mmunorm.deploy.formats.onnx import OnnxSession
-from mmunorm.deploy.graphs import named_outputs
-from mmunorm.deploy.layouts import for_chips
+from mmunorm.deploy.graph import named_outputs
+from mmunorm.deploy.rewrite.operators import for_chips
+from mmunorm.deploy.rewrite.pixels import fold_pixels
 from mmunorm.deploy.saving import whole_files
-from mmunorm.deploy.torch_models import as_exportable
 from mmunorm.utils import PreflightError
 
 from .conftest import needs
@@ -176,6 +177,9 @@ def test_several_outputs_of_images_that_are_checked_before_they_run(tmp_path):
     (None, dict(example=IMAGES[:0]), r'example must be a batch of images .*, got \(0, 3, 56, 56\)'),
     (lambda x: x.no_such_thing, {}, 'Two does not take images of .*: AttributeError'),
     (lambda x: 'a', {}, 'returns other of type str'),
+    (lambda x: x.mean().item(), {}, 'returns other of type float'),
+    (lambda x: bool(x.any()), {}, 'returns other of type bool'),
+    (lambda x: x.any(), {}, r'other of Two must have the 4 images as first dimension, got \(\)'),
     (lambda x: x[0, :2], {}, r'other of Two must have the 4 images as first dimension, got \(2,\)'),
     (lambda x: x / 0 * 0, {}, 'other of Two has NaN for the example'),
     (torch.rand_like, {}, 'other of Two differs between two runs on the same images'),
@@ -195,6 +199,35 @@ def test_a_model_of_another_type_becomes_a_file_of_float32(tmp_path, dtype):
     export(model, IMAGES[:1].to(dtype), path, mean=torch.full((3, ), 0.5), std=np.full(3, 0.25))
     assert model.layer.weight.dtype == dtype
     assert compare(path, model.float(), IMAGES).snr['other'] > 90
+
+
+def test_endless_calibration_images_are_read_up_to_a_number_that_is_said(tmp_path, capsys):
+    model, path = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.Flatten(), nn.Linear(16, 2)).eval(), tmp_path / 'm.onnx'
+    images = torch.randn(100, 3, 16, 16)
+    report = export(model, images[:1], path, 'static', itertools.repeat((images, 'label')))
+    assert report.images == '8 of 512 calibration images'
+    assert 'export: calibrating on 512 batches' in capsys.readouterr().err
+    assert export(model, images[:1], path, 'static', images.repeat(7, 1, 1, 1)).images == report.images
+
+
+PIXELS = nn.functional.interpolate(torch.rand(8, 3, 8, 8, generator=torch.Generator().manual_seed(0)), 32)
+NORMALIZED = (PIXELS - 0.45) / 0.225
+
+
+@pytest.mark.parametrize('images, doubt', [
+    (NORMALIZED, '^$'), (NORMALIZED[1:] * 1.1, '^$'), (PIXELS, '% of the values of the example are outside of those'),
+    (NORMALIZED * 0, '^100 % of the values'), (torch.randn(8, 3, 32, 32) / 10, '% of the values'),
+    (255 * PIXELS, '% of the values'), (NORMALIZED * 20, '^the values of the example differ 20 times less than those'),
+    (NORMALIZED[:1].repeat(8, 1, 1, 1), '^all 8 calibration images are equal')])
+def test_calibration_images_that_do_not_look_like_the_example(images, doubt):
+    assert re.search(doubt, unlike(NORMALIZED[:1], images))
+
+
+def test_the_report_has_the_example_and_a_warning(tmp_path, capsys):
+    model = nn.Sequential(nn.Conv2d(3, 16, 8, 8), nn.Flatten(), nn.Linear(256, 10)).eval()
+    report = export(model, NORMALIZED[:1], tmp_path / 'm.onnx', 'static', PIXELS)
+    assert report.lines[0].startswith('warning: ') and report.lines[0][9:] in capsys.readouterr().err
+    assert 'on the example: SNR of output ' in report.lines[2]
 
 
 def test_outputs_whose_names_are_taken(tmp_path):
@@ -256,7 +289,7 @@ def test_what_fails_in_a_converter_or_runtime(tmp_path, monkeypatch, name, funct
     assert [path.read_text() for path in tmp_path.iterdir()] == ['old']
     if 'computes' in message:  # a file in INT8 is written, and its report has the SNR
         report = export(Two(), IMAGES[:1], tmp_path / 'm.onnx', 'static', IMAGES)
-        assert 'compared with torch on 4 calibration images: SNR of maps_0 ' in str(report)
+        assert 'compared with torch on 4 of 4 calibration images: SNR of maps_0 ' in str(report)
 
 
 @pytest.mark.slow

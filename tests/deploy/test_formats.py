@@ -12,12 +12,13 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms.functional import normalize, to_tensor
 
+import mmunorm
 from mmunorm.benchmark.subjects import Subject
+from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats import FORMATS, find_format, format_of, table
 from mmunorm.deploy.formats.base import silent
-from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.images import Samples
-from mmunorm.deploy.torch_models import as_exportable
+from mmunorm.deploy.preprocessing import Samples
+from mmunorm.deploy.tasks import graph_of
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
@@ -148,6 +149,20 @@ def test_openvino_computes_in_integers(swin, exportable, tmp_path):
     layers = [precision for kind, precision in executed if kind in ('Convolution', 'FullyConnected')]
     assert len(layers) == count(exportable.graph, (nn.Conv2d, nn.Linear)) and {*layers} <= {'i8', 'u8'}
     assert not any(kind == 'MVN' for kind, _ in executed)
+
+
+@pytest.mark.slow
+def test_ranges_of_openvino_do_not_depend_on_the_batch(tmp_path):
+    """NNCF's default is the mean over batches, which clips most of single images that differ."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 4, 4), nn.GELU(), nn.Flatten(), nn.Linear(256, 64), nn.GELU(),
+                          nn.Linear(64, 10)).eval()
+    images = torch.randn(32, 3, 16, 16) * torch.linspace(0.2, 3, 32)[torch.randperm(32)].view(-1, 1, 1, 1)
+    snr = []
+    for batch in (1, 16):
+        mmunorm.export(model, images[:batch], tmp_path / 'm.xml', 'static', images)
+        snr.append(mmunorm.compare(tmp_path / 'm.xml', model, images).snr['output'])
+    assert snr[0] == pytest.approx(snr[1], abs=0.5) and snr[0] > 25
 
 
 def executed_by_onnx_runtime(path):

@@ -1,129 +1,78 @@
-"""What a data preprocessor does to images is in the file, or the model is refused."""
-import copy
-
+"""How an image is prepared for an exported model, beside the transforms of mmcv, mmpretrain and mmdet."""
+import mmcv
 import numpy as np
 import pytest
 import torch
+from mmdet.models.roi_heads.mask_heads.fcn_mask_head import _do_paste_mask
 from mmengine.config import Config
-from mmpretrain.models import ClsDataPreprocessor
-from mmpretrain.structures import DataSample
+from mmengine.dataset import Compose
+from mmengine.registry import DefaultScope
+from PIL import Image
 
-from mmunorm import fuse_norms
-from mmunorm.deploy import FORMATS, ExportedModel, describe_model, export_file, prepare_export
-from mmunorm.deploy.exported import WithRest
-from mmunorm.deploy.formats.pytorch import TorchSession
-from mmunorm.deploy.images import Samples
-from mmunorm.utils import PreflightError
+from mmunorm.deploy.preprocessing import apply_steps, loading_of, steps_of
+from mmunorm.deploy.tasks.detector.host import paste
 
-from ..fusion import models
-from .conftest import SHAPE, blurred, meta_of, needs, normalizing
-from .detectors import assert_same_detections, batch, retinanet
+from .. import tiny_runs
 
-PIPELINE = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(94, 94), keep_ratio=True),
-            dict(type='PackDetInputs')]
-CFG = Config(dict(test_dataloader=dict(dataset=dict(pipeline=PIPELINE))))
-SIZES = (94, 70), (50, 94)
+SIZES = [(40, 60), (300, 257)]
 
 
-def detector(pad_value):
-    model = retinanet(max_per_img=60)
-    model.data_preprocessor.pad_value = pad_value
-    fuse_norms(model, strict=True)
-    return model
+@pytest.mark.parametrize('scope, pipeline', [
+    ('mmpretrain', [dict(type='ResizeEdge', scale=48, edge='short', backend='pillow', interpolation='bicubic'),
+                    dict(type='CenterCrop', crop_size=40)]),
+    ('mmpretrain', [dict(type='Resize', scale=32)]),
+    ('mmpretrain', [dict(type='Resize', scale=(60, 40), interpolation='bicubic')]),
+    ('mmdet', [dict(type='Resize', scale=(96, 72), keep_ratio=True)]),
+])
+@pytest.mark.parametrize('size', SIZES)
+def test_as_the_test_pipeline(scope, pipeline, size):
+    image = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
+    with DefaultScope.overwrite_default_scope(scope):
+        expected = Compose(pipeline)(dict(img=image, img_shape=size, ori_shape=size))['img']
+    ours = apply_steps(image, steps_of(pipeline))
+    assert ours.shape == expected.shape and np.array_equal(ours, expected)
 
 
-def classifier(divisor):
-    """Its images of 37 x 45 pixels become 40 x 48 with a border of 3."""
-    model = normalizing(models.swin_classifier(arch=dict(embed_dims=8, depths=[1, 1], num_heads=[2, 4])))
-    model.data_preprocessor.pad_size_divisor, model.data_preprocessor.pad_value = divisor, 3
-    fuse_norms(model, strict=True)
-    return model
+@pytest.mark.parametrize('name', ['swin_t_un_imagenet', 't2t_vit_14_un_cifar10', 'swin_t_un_maskrcnn_1x',
+                                  'digits/swin_un_classifier', 'digits/swin_un_maskrcnn'])
+def test_the_pipelines_of_the_recipes_are_known(name):
+    cfg = Config.fromfile(tiny_runs.ROOT / 'configs' / f'{name}.py')
+    steps_of(cfg.test_dataloader.dataset.pipeline)
 
 
-@torch.no_grad()
-def scores_of(model, images):
-    found = model.test_step(dict(inputs=images, data_samples=[DataSample() for _ in images]))
-    return torch.stack([sample.pred_score for sample in found]).numpy()
+def test_images_are_read_as_the_test_pipeline_reads_them(tmp_path):
+    """Turned or not, and resized as floating point."""
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 20, 3), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored on its side
+    image.save(tmp_path / 'a.jpg', exif=exif)
+    for how in (dict(), dict(color_type='color_ignore_orientation', to_float32=True, imdecode_backend='pillow')):
+        pipeline = [dict(type='LoadImageFromFile', **how), dict(type='Resize', scale=(25, 25))]
+        with DefaultScope.overwrite_default_scope('mmpretrain'):
+            expected = Compose(pipeline)(dict(img_path=str(tmp_path / 'a.jpg')))['img']
+        ours = apply_steps(mmcv.imread(str(tmp_path / 'a.jpg'), **loading_of(pipeline)), steps_of(pipeline))
+        assert ours.dtype == expected.dtype and np.array_equal(ours, expected)
+    assert loading_of(pipeline[1:]) == {}
 
 
-def stock(exportable):
-    return ExportedModel(TorchSession(exportable.stock, exportable.meta))
+@pytest.mark.parametrize('kind', ['grayscale', 'unchanged'])
+def test_images_that_are_not_in_colour(kind):
+    with pytest.raises(ValueError, match=f"LoadImageFromFile with color_type='{kind}' is not supported"):
+        steps_of([dict(type='LoadImageFromFile', color_type=kind)])
 
 
-def test_a_detector_with_a_border_that_is_not_0():
-    model = detector(3.)
-    meta = describe_model(model, CFG, {})
-    assert meta['shape'][2:] == [96, 96]  # 94 is no multiple of 4
-    exportable = prepare_export(model, meta, 2)
-    assert_same_detections(stock(exportable).test_step(batch(SIZES)), model.test_step(batch(SIZES)))
-    pad = torch.tensor(exportable.graph.settings['pad']).view(1, 3, 1, 1).expand(-1, -1, 4, 4)
-    torch.testing.assert_close(exportable.graph.pixels(pad), torch.full((1, 3, 4, 4), 3.), rtol=0, atol=1e-4)
+def test_an_unknown_transform_is_named():
+    with pytest.raises(ValueError, match='Pad is not supported by exported models'):
+        steps_of([dict(type='mmdet.Pad', size=(3, 3))])
 
 
-def test_a_border_that_bytes_cannot_hold(tmp_path):
-    needs('litert')
-    model = detector(10.)
-    exportable = prepare_export(model, describe_model(model, CFG, {}))
-    images = Samples([torch.zeros(3, 94, 94, dtype=torch.uint8)], exportable.meta, 1)
-    with pytest.raises(PreflightError, match='in INT8 .* pad_value=10.0 of the data_preprocessor'):
-        export_file(exportable, FORMATS['litert'], tmp_path / 'm.tflite', int8='full', samples=images)
-
-
-def test_a_classifier_that_pads_its_images():
-    model, images = classifier(8), blurred(4)
-    expected = scores_of(model, images)
-    found = stock(prepare_export(model, meta_of(model, SHAPE), 2))(images.float().numpy())['scores']
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-    model.data_preprocessor.pad_size_divisor = 1  # the border changes the scores
-    assert np.abs(scores_of(model, images) - expected).max() > 1e-3
-
-
-class Grey(ClsDataPreprocessor):
-
-    def forward(self, data, training=False):
-        return super().forward({**data, 'inputs': data['inputs'].float().mean(1, keepdim=True).expand(-1, 3, -1, -1)})
-
-
-def test_what_a_file_would_not_do_is_refused():
-    model = classifier(1)
-    prepare_export(model, meta_of(model))
-    other = copy.deepcopy(model)
-    other.data_preprocessor = Grey([120.] * 3, [60.] * 3)
-    with pytest.raises(PreflightError, match='^Grey, the data_preprocessor of ImageClassifier, does something that the '
-                                             r'file would not: SNR of scores -?\d+\.\d dB'):
-        prepare_export(other, meta_of(other))
-    found = detector(0.)
-    meta = describe_model(found, CFG, {})
-    found.data_preprocessor.forward = lambda data, training=False: dict(
-        inputs=torch.zeros(len(data['inputs']), 3, 96, 96), data_samples=data['data_samples'])
-    with pytest.raises(PreflightError, match='DetDataPreprocessor, the data_preprocessor of RetinaNet'):
-        prepare_export(found, meta)
-
-
-# ---------------------------------------------------------------- backbone and neck alone
-
-def backbone_of(model):
-    return prepare_export(model, describe_model(model, CFG, {}, parts='backbone'))
-
-
-@pytest.mark.parametrize('name', ['torch', pytest.param('onnx', marks=pytest.mark.slow)])
-def test_detections_of_a_backbone_with_the_rest_in_torch(name, tmp_path):
-    model = retinanet(max_per_img=60)
-    expected = model.test_step(batch(SIZES))
-    fuse_norms(model, strict=True)
-    exportable = backbone_of(model)
-    assert exportable.meta['outputs'] == ('map0', 'map1', 'map2')
-    runner = stock(exportable)
-    if name != 'torch':
-        needs(name)
-        report = export_file(exportable, FORMATS[name], tmp_path / f'm{FORMATS[name].suffixes[0]}')
-        assert max(report.difference.largest.values()) < 1e-4
-        runner = ExportedModel(report.path)
-    assert_same_detections(WithRest(runner, model).test_step(batch(SIZES)), expected)
-    assert 'extract_feat' not in vars(model)
-
-
-def test_a_format_that_has_no_parts():
-    chosen = type('X', (type(FORMATS['onnx']), ), dict(name='x', tasks=('classifier', 'detector')))()
-    with pytest.raises(PreflightError, match='--format x has no --parts backbone: onnx and openvino have'):
-        chosen.check_model(backbone_of(retinanet()))
+@pytest.mark.parametrize('box', [(3.2, 4.7, 20.1, 17.9), (-4., -6., 30., 12.), (25., 20., 44., 33.), (5., 5., 5., 9.)])
+def test_masks_are_pasted_as_mmdet_does(box):
+    mask = np.random.default_rng(0).random((7, 7), np.float32)
+    ours = paste(mask, box, 30, 40, 0.5)
+    expected, _ = _do_paste_mask(torch.from_numpy(mask)[None, None], torch.tensor([box]), 30, 40, skip_empty=False)
+    if box[0] == box[2]:
+        assert not ours.any()
+    else:
+        clear = (expected[0] - 0.5).abs().numpy() > 1e-4
+        assert (ours == (expected[0] >= 0.5).numpy())[clear].all() and clear.mean() > 0.99 and ours.any()

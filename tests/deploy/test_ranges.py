@@ -8,10 +8,12 @@ for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
     pytest.importorskip(package)
 
 from mmunorm import compare, export
+from mmunorm.deploy.api import as_exportable
+from mmunorm.deploy.formats import litert
 from mmunorm.deploy.formats.base import silent
-from mmunorm.deploy.formats.litert import NAME, programs_of, write_float
-from mmunorm.deploy.ranges import CHOICES, Extremes
-from mmunorm.deploy.torch_models import as_exportable
+from mmunorm.deploy.formats.litert import programs_of, write_float
+from mmunorm.deploy.int8.ranges import CHOICES, Extremes
+from mmunorm.deploy.tasks.tensors import SIGNATURE
 
 
 @pytest.fixture(scope='module')
@@ -30,21 +32,36 @@ def test_extremes(model, tmp_path):
     with silent():
         write_float(programs_of(exportable), tmp_path / 'm.tflite', exportable.meta)
     runs = [dict(images=image[None]) for image in x.permute(0, 2, 3, 1).contiguous().numpy()]
-    extremes, backwards = (Extremes(tmp_path / 'm.tflite', {NAME: order}) for order in (runs, runs[::-1]))
+    extremes, backwards = (Extremes(tmp_path / 'm.tflite', {SIGNATURE: order}) for order in (runs, runs[::-1]))
     for choice in CHOICES:
         found, same = extremes.ranges(choice), backwards.ranges(choice)
         for name, limits in found.items():
             np.testing.assert_allclose(*([row['min'], row['max']] for row in (limits, same[name])), rtol=1e-6)
-    whole, most, mean = (extremes.ranges(choice)[f'{NAME}_images'] for choice in CHOICES)
+    whole, most, mean = (extremes.ranges(choice)[f'{SIGNATURE}_images'] for choice in CHOICES)
     assert mean['max'] < most['max'] < whole['max'] and whole['min'] < most['min'] < mean['min']
     assert whole['max'].shape == (1, 1, 1, 1) and whole['max'].item() == x.max() and whole['min'].item() == x.min()
     assert mean['max'].item() == pytest.approx(x.amax((1, 2, 3)).mean().item(), rel=1e-5)
     for half in (0, 1):
-        part = extremes.ranges('least to greatest value', half)[f'{NAME}_images']
+        part = extremes.ranges('least to greatest value', half)[f'{SIGNATURE}_images']
         assert part['max'].item() == x[half::2].max() and part['min'].item() == x[half::2].min()
     outputs = {tensor: found for tensor, found in extremes.ranges('least to greatest value').items()
                if found['min'] == 0}
     assert outputs  # those of ReLU
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('clear, number', [(0, len(CHOICES) + 1), (300, 2 * len(CHOICES) + 1)])
+def test_statistics_that_are_clearly_behind_are_not_tried_again(model, tmp_path, monkeypatch, clear, number):
+    calibration, written = images(), []
+    monkeypatch.setattr(litert, 'CLEAR', clear)
+
+    def count(*arguments, write=litert.write_quantized):
+        written.append(arguments)
+        return write(*arguments)
+
+    monkeypatch.setattr(litert, 'write_quantized', count)
+    export(model, calibration[:1], tmp_path / 'm.tflite', int8='full', calibration=calibration)
+    assert len(written) == number
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from torch import nn
 from mmunorm.benchmark.models import build_models
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
-from mmunorm.deploy.graphs import graph_of
+from mmunorm.deploy.tasks import graph_of
 from mmunorm.norms import UN, TokenBN
 from mmunorm.utils import PreflightError
 

@@ -12,7 +12,7 @@ from torch import nn
 from mmunorm.benchmark import files
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.deploy import FORMATS
-from mmunorm.deploy.export import rotation_for
+from mmunorm.deploy.openmmlab import rotation_for
 from mmunorm.norms import UN
 from mmunorm.utils import PreflightError
 

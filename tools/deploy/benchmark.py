@@ -20,10 +20,10 @@ from mmunorm.cli.arguments import (
     threads,
 )
 from mmunorm.cli.data_checks import check_data
-from mmunorm.deploy.export import PARTS, loaded_model
-from mmunorm.deploy.exported import WithRest
 from mmunorm.deploy.formats import VARIANTS
-from mmunorm.deploy.images import batch_of
+from mmunorm.deploy.openmmlab import PARTS, loaded_model
+from mmunorm.deploy.tasks import batch_of
+from mmunorm.deploy.tasks.features import WithRest
 from mmunorm.engine.calibration import test_images, test_metrics, training_images
 from mmunorm.norms.replace import layer_norms
 from mmunorm.utils import PreflightError

@@ -12,9 +12,9 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.data_checks import check_data
-from mmunorm.deploy.export import PARTS, loaded_model, prepare_export, rotation_for
 from mmunorm.deploy.formats import FORMATS, find_format, table
-from mmunorm.deploy.images import Samples
+from mmunorm.deploy.openmmlab import PARTS, loaded_model, prepare_export, rotation_for
+from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.saving import export_file
 from mmunorm.engine.calibration import training_images
 from mmunorm.fusion import fuse_norms

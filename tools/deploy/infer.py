@@ -3,7 +3,7 @@ import argparse
 
 from mmunorm.cli.arguments import command, fraction, out_folder, positive
 from mmunorm.cli.images import draw_images, draw_predictions, find_images
-from mmunorm.deploy.exported import ExportedModel
+from mmunorm.deploy.runtime import ExportedModel
 from mmunorm.utils import PreflightError
 
 

@@ -14,7 +14,8 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.data_checks import check_data
 from mmunorm.config.models import load_model
-from mmunorm.deploy.exported import ExportedModel, WithRest
+from mmunorm.deploy.runtime import ExportedModel
+from mmunorm.deploy.tasks.features import WithRest
 from mmunorm.engine.calibration import test_metrics
 from mmunorm.utils import PreflightError, write_text
 

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import shlex
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -20,7 +21,7 @@ import torch
 
 from ...registry import is_missing
 from ...utils import PreflightError, error_text
-from ..exportable import Exportable
+from ..graph import Exportable
 
 KEY = 'mmunorm'  # of the metadata in the files
 # Never closed: loggers of libraries that are imported in `silent` keep it.
@@ -56,6 +57,8 @@ class Format(ABC):
     packages: tuple[str, ...] = ()  # required for exporting
     run_packages: tuple[str, ...] = ()  # required for running a file
     int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the default first
+    takes_half: bool = True  # writes weights in float16, too
+    takes_dynamic: bool = True  # writes graphs with dynamic shapes, too
     is_offered: bool = True  # by tools/deploy/export.py
     uncalibrated: tuple[str, ...] = ()  # the kinds of INT8 that need no training images
     int8_packages: tuple[str, ...] = ()  # also required for exporting to INT8
@@ -84,8 +87,11 @@ class Format(ABC):
             raise PreflightError(f'the exporter needs torch 2.9 or newer, but {torch.__version__} is installed.')
         return self.int8_kinds[0] if int8 == '' else int8
 
-    def check_model(self, model: Exportable) -> None:
-        """Raises a PreflightError if this format does not support a model."""
+    def check_model(self, model: Exportable, half: bool = False) -> None:
+        """Raises a PreflightError if this format does not support a model, or `half`."""
+        if half and not self.takes_half or model.open_shapes and not self.takes_dynamic:
+            option = 'half' if half and not self.takes_half else 'dynamic'
+            raise PreflightError(f'--{option} is not supported by --format {self.name}.')
         task = model.meta['task']
         if task == 'features' and task not in self.tasks:
             others = ' and '.join(form.name for form in REGISTERED.values() if form.is_offered and task in form.tasks)
@@ -100,7 +106,7 @@ class Format(ABC):
 
     @abstractmethod
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> None:
+               samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> list[str] | None:
         """Writes a model as files with the stem of `path`.
 
         Args:
@@ -110,6 +116,9 @@ class Format(ABC):
             int8 (str, optional): one of `int8_kinds`.
             samples (Sequence[tuple[np.ndarray, ...]]): batches of inputs for INT8 calibration.
             **options: values of `options`.
+
+        Returns:
+            list[str], optional: lines of the report on the file that :meth:`report` does not know.
 
         Raises:
             PreflightError: torch cannot export the model, or the format does not support it.
@@ -190,6 +199,11 @@ def need(*packages: str, install: str = '') -> None:
             names = [known.get(name, name) for name in names]
         install = f'pip install {shlex.join(names)}'
     raise PreflightError(f"missing: {', '.join(missing)}; install with {install}")
+
+
+def stage(name: str) -> None:
+    """Prints what an export does now, where progress bars are; not within :func:`silent`."""
+    print(f'export: {name}', file=sys.stderr, flush=True)
 
 
 @contextmanager

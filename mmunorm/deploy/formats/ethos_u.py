@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from ...utils import PreflightError
-from ..exportable import Exportable
-from .base import Session, counted, register_format
+from ..graph import Exportable
+from .base import Session, counted, register_format, stage
 from .litert import LiteRt
 
 ACCELERATORS = ('ethos-u55-32', 'ethos-u55-64', 'ethos-u55-128', 'ethos-u55-256', 'ethos-u65-256', 'ethos-u65-512',
@@ -25,8 +25,7 @@ class EthosU(LiteRt):
     """Files that run only on the chip, with Vela's estimates of the model and of each layer in separate files."""
     name, suffixes, runtime = 'ethos-u', ('.vela.tflite', '.vela.csv', '.vela.layers.csv'), 'Arm Ethos-U'
     packages, int8_packages = (*LiteRt.packages, 'ai_edge_quantizer', 'ethosu'), ()
-    int8_kinds, uncalibrated, variants = ('full', 'full16'), (), {}
-    shows_bits = False
+    int8_kinds, uncalibrated, variants, takes_half = ('full', ), (), {}, False
     options = dict(accelerator=dict(choices=ACCELERATORS, metavar='NAME',
                                     help=f'of {", ".join(ACCELERATORS)} (default: ethos-u85-512)'))
 
@@ -35,12 +34,12 @@ class EthosU(LiteRt):
         return super().check(int8 or '', option)
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = (), accelerator: str | None = None) -> None:
-        if half:
-            raise PreflightError('--half is not supported by --format ethos-u, whose files are integer-only.')
+               samples: Sequence[tuple[np.ndarray, ...]] = (), accelerator: str | None = None) -> list[str]:
         integers = self._integers(path)
-        super().export(model, integers, int8=int8, samples=samples)
+        lines = super().export(model, integers, int8=int8, samples=samples)
+        stage("compiling by Arm's Vela")
         compile_file(integers, path, accelerator or 'ethos-u85-512')
+        return lines
 
     def open_new(self, path: Path) -> Session:
         """Opens Vela's input, because this machine cannot run its output."""

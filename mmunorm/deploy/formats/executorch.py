@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from ...utils import PreflightError, error_text
-from ..edge import fold_pixels, with_edge_layers
-from ..exportable import Exportable, exporting
-from ..layouts import for_chips
-from ..progress import stage
-from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent
+from ..graph import Exportable, exporting
+from ..rewrite.operators import for_chips
+from ..rewrite.pixels import fold_pixels
+from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent, stage
 
 
 class ExecuTorchSession(Session):
@@ -37,22 +36,20 @@ class ExecuTorch(Format):
     name, suffixes, runtime = 'executorch', ('.pte', ), 'ExecuTorch'
     packages = run_packages = ('executorch', )
     int8_kinds, int8_packages = ('static', ), ('torchao', )
-    install, tasks = EDGE_INSTALL, ('classifier', 'tensors')
+    install, tasks, takes_half, takes_dynamic = EDGE_INSTALL, ('classifier', 'tensors'), False, False
     variants = {'executorch': Variant(runtime), 'executorch-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
-        if half or model.open_shapes:
-            raise PreflightError(f'--{"half" if half else "dynamic"} is not supported by --format executorch.')
+        if int8:
+            stage(f'calibrating on {len(samples)} batches, quantizing')
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
-            # The runtime cannot load T2T-ViT's edge layers in INT8.
-            graph = fold_pixels(with_edge_layers(model.graph, performers=False), *model.inputs)
+            graph = fold_pixels(model.stock, *model.inputs)
             graph = for_chips(torch.export.export(graph, model.inputs, strict=False))
             program = torch.export.export(graph, model.inputs, strict=False)
             if int8:
-                stage('quantizing')
                 program = torch.export.export(quantize_graph(program.module(), samples), model.inputs, strict=False)
             try:
                 edge = to_edge_transform_and_lower(

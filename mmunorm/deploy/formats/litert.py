@@ -3,37 +3,32 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 from ...utils import PreflightError
-from ..attention import center_attention
-from ..bits import Bits, where_bits_go
-from ..edge import fold_pixels, with_edge_layers
-from ..exportable import Exportable, exporting
-from ..graphs import ClassifierGraph, DetectorGraph, ModelGraph
-from ..layouts import for_chips
-from ..progress import stage
-from ..quantizer_exp import exp_renamed
-from ..ranges import CHOICES, Extremes
-from ..snr import mean_snr
-from ..tflite import changed, kind_of, read
-from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent
+from ..comparison import mean_snr
+from ..graph import Exportable, exporting
+from ..int8.attention_ranges import fit_attention
+from ..int8.ranges import CHOICES, Extremes, fit_padding
+from ..int8.tflite import changed, kind_of, read
+from ..rewrite.attention import center_attention
+from ..rewrite.operators import for_chips
+from ..tasks import TASKS
+from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent, stage
 
-NAME = 'classify'  # of a classifier's signature
 Ranges = dict[str, dict[str, np.ndarray]]  # `min` and `max` of tensors by name
-# Operators whose output has the range of their input.
-SAME_RANGE = ('RESHAPE', 'SLICE', 'SPLIT', 'STRIDED_SLICE', 'TRANSPOSE')
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
-SIMULATED, HELD_OUT = 40, 8  # images of the simulation, of which one in so many is held out
 COMPARED = 16  # maximum number of runs of each half that choose the ranges
+CLEAR = 1.  # dB: a statistic that is so far behind on one half is not tried on the other
 
 
 class LiteRtSession(Session):
@@ -45,31 +40,24 @@ class LiteRtSession(Session):
         with silent():
             interpreter = Interpreter(str(path), num_threads=threads)
             interpreter.allocate_tensors()
-        self._parts = {name: interpreter.get_signature_runner(name) for name in interpreter.get_signature_list()}
+        self.parts = {name: interpreter.get_signature_runner(name) for name in interpreter.get_signature_list()}
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        if self.meta['task'] == 'detector':  # NMS and pooling run in torch
-            from ..rcnn.postprocess import DetectorInParts
-            return DetectorInParts(self.meta['detector'], self.call)(*arrays)
-        images, = arrays
-        outs = self.call(NAME, images.transpose(0, 2, 3, 1))
-        if self.meta['task'] == 'classifier':
-            return [torch.from_numpy(outs['logits']).softmax(1).numpy()]
-        return [outs[name] for name in self.meta['outputs']]
+        return TASKS[self.meta['task']].host(self.meta, self.call)(*arrays)
 
     def input_of(self, part: str) -> tuple[str, dict]:
         """Name and details of a signature's input."""
-        item, = self._parts[part].get_input_details().items()
+        item, = self.parts[part].get_input_details().items()
         return item
 
     def call(self, part: str, array: np.ndarray) -> dict[str, np.ndarray]:
         """The outputs of a signature by name, for any number of images or regions; all are float32."""
-        (name, source), targets = self.input_of(part), self._parts[part].get_output_details()
+        (name, source), targets = self.input_of(part), self.parts[part].get_output_details()
         outs = {key: [np.zeros((0, *detail['shape'][1:]), np.float32)] for key, detail in targets.items()}
         number = source['shape'][0]
         for start in range(0, len(array), number):
             batch = array[start:start + number]
-            out = self._parts[part](**{name: to_type(filled(batch, number), source)})
+            out = self.parts[part](**{name: to_type(filled(batch, number), source)})
             for key, detail in targets.items():
                 outs[key].append(from_type(out[key][:len(batch)], detail))
         return {key: np.concatenate(batches) for key, batches in outs.items()}
@@ -79,68 +67,28 @@ class LiteRtSession(Session):
 class LiteRt(Format):
     name, suffixes, runtime = 'litert', ('.tflite', ), 'LiteRT'
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
-    int8_kinds, uncalibrated = ('dynamic', 'full', 'full16', 'products'), ('dynamic', )
-    int8_packages = ('ai_edge_quantizer', )
-    shows_bits = True  # where a full-integer file loses accuracy
+    int8_kinds, uncalibrated = ('dynamic', 'full', 'products'), ('dynamic', )
+    int8_packages, takes_dynamic = ('ai_edge_quantizer', ), False
     install = EDGE_INSTALL
     variants = {'litert': Variant(runtime), 'litert-dynamic': Variant(f'{runtime} INT8, dynamic range', 'dynamic'),
                 'litert-products': Variant(f'{runtime} INT8, matmul-only', 'products'),
-                'litert-full': Variant(f'{runtime} INT8, full-integer', 'full'),
-                'litert-full16': Variant(f'{runtime} INT8, 16-bit activations', 'full16')}
-
-    def check_model(self, model: Exportable) -> None:
-        super().check_model(model)
-        if isinstance(model.graph, DetectorGraph) and model.graph.pixels.enhancing is not None:
-            raise PreflightError(f'this format does not support {type(model.graph.pixels.enhancing).__name__}, whose '
-                                 'output would depend on the padding.')
+                'litert-full': Variant(f'{runtime} INT8, full-integer', 'full')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
-        if model.open_shapes:
-            raise PreflightError(f'--dynamic is not supported by --format {self.name}, whose files have a fixed size.')
-        meta = model.meta
-        if isinstance(model.graph, DetectorGraph):
-            meta = meta | dict(detector=model.graph.settings)
-            if self.needs_images(int8) and not all(0 <= pixel <= 255 for pixel in meta['detector']['pad']):
-                raise PreflightError('in INT8 the input is the bytes of an image, and pad_value='
-                                     f'{model.graph.pixels.pad_value} of the data_preprocessor is none of them.')
+               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> list[str]:
+        if self.needs_images(int8):
+            TASKS[model.meta['task']].check_bytes(model.meta)
         with silent():
-            programs = programs_of(model, bool(int8) and int8.startswith('full'))
-            if int8 == 'full' and self.shows_bits and len(samples) > 1 and list(programs) == [NAME]:
-                stage('simulating 8 bits')
-                bits = bits_of(programs[NAME][0], samples, meta['task'] == 'classifier')
-                meta = meta | dict(bits=bits.lines(), simulated_snr=round(bits.everything, 2))
-            write_float(programs, path, meta)
-            if half or int8:
-                takes_pixels = meta.get('mean', ()) is not None
-                quantize(path, 'half' if half else int8, samples, meta.get('detector'), takes_pixels)
+            write_float(programs_of(model, int8 == 'full'), path, model.meta)
+        return quantize(path, 'half' if half else int8, samples, model.meta) if half or int8 else []
 
     def load(self, path: Path, threads: int | None) -> LiteRtSession:
-        meta = read_meta(path)
-        if meta and meta['task'] == 'detector' and 'detector' not in meta:
-            raise PreflightError(f'{path} was exported by an older release of mmunorm: export it again.')
-        return LiteRtSession(path, threads, meta)
+        return LiteRtSession(path, threads, read_meta(path))
 
     def report(self, path: Path) -> list[str]:
         operators, (parts, outside) = operators_of(path), delegated(path)
-        return [*(read_meta(path) or {}).get('bits', ()),
-                f'operators: {operators.total()}, most often {listed(operators)}',
+        return [f'operators: {operators.total()}, most often {listed(operators)}',
                 f'XNNPACK partitions on this CPU: {parts}; operators outside of them: {counted(outside)}']
-
-
-class _Classify(nn.Module):
-    """A graph with channels-last input and, for a classifier, logits as output."""
-
-    def __init__(self, graph: ClassifierGraph | ModelGraph):
-        super().__init__()
-        self.whole = graph  # `graph` is an attribute of torch.fx's modules
-
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """`(N, H, W, 3)` float32 to `logits` `(N, classes)`, or to a model's own tensors."""
-        images = images.permute(0, 3, 1, 2)
-        if isinstance(self.whole, ClassifierGraph):
-            return dict(logits=self.whole.logits(images))
-        return dict(zip(self.whole.outputs, self.whole(images), strict=True))
 
 
 class Programs(dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]):
@@ -159,10 +107,9 @@ class Programs(dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]):
 
 @lru_cache(maxsize=2)  # a benchmark writes several files of one model
 def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
-    """The signatures of a model; `for_integers` in a form that suits 8 bits.
+    """The signatures of a model, see :meth:`Task.parts`; `for_integers` in a form that suits 8 bits.
 
-    A classifier is one signature, from `images` `(N, H, W, 3)`, 0 to 255, to `logits`; a detector is those of
-    :func:`mmunorm.deploy.rcnn.parts.parts_of`. Raises a PreflightError if torch cannot export it.
+    Raises a PreflightError if torch cannot export it.
     """
     programs = Programs()
     if for_integers:
@@ -171,26 +118,11 @@ def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
             programs[name] = copy.deepcopy(program), sample
         centered = [center_attention(program) for program, _ in programs.values()]
         return programs if any(centered) else plain  # which need not be converted twice
-    graph, images = with_edge_layers(model.graph), model.inputs[0]
-    if isinstance(graph, DetectorGraph):
-        from ..rcnn.parts import parts_of
-        parts = parts_of(graph, images)
-    else:
-        sample = dict(images=images.permute(0, 2, 3, 1).contiguous())
-        parts = {NAME: (_Classify(fold_pixels(graph, images)), sample)}
+    parts = TASKS[model.meta['task']].parts(model.stock, model.inputs[0])
     with exporting():
         for name, (part, sample) in parts.items():
             programs[name] = for_chips(torch.export.export(part.eval(), (), sample, strict=False)), sample
     return programs
-
-
-def bits_of(program: fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]], are_logits: bool = False) -> Bits:
-    """Where a full-integer file of a graph will lose accuracy, on evenly spaced calibration images."""
-    number = max(2, min(len(samples), SIMULATED // len(samples[0][0])))
-    chosen = [torch.from_numpy(samples[index][0]).permute(0, 2, 3, 1).contiguous()
-              for index in np.linspace(0, len(samples) - 1, number).round().astype(int)]
-    images = [batch for index, batch in enumerate(chosen) if index % HELD_OUT]
-    return where_bits_go(copy.deepcopy(program), images, chosen[::HELD_OUT], are_logits)
 
 
 def write_float(programs: Programs, path: Path, meta: dict) -> None:
@@ -210,46 +142,59 @@ def write_float(programs: Programs, path: Path, meta: dict) -> None:
         file.metadata = [*(file.metadata or []), entry]
 
 
-def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], detector: dict | None = None,
-             takes_pixels: bool = True) -> None:
+def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], meta: dict) -> list[str]:
     """Rewrites a floating-point file with a kind of INT8, or 'half', by Google's AI Edge Quantizer.
 
     The statistic of `ranges.CHOICES` with the highest SNR is taken, where each half of the calibration batches
-    `samples` is held out once; then the ranges are of all of them. `detector` has the settings of a detector, and with
-    `takes_pixels` the input is an image's bytes. Raises a PreflightError if a full-integer file still has a
-    floating-point tensor.
+    `samples` is held out once; then the ranges are of all of them. Returns lines for the report. Raises a
+    PreflightError if a full-integer file still has a floating-point tensor.
     """
     recipe = recipe_of(kind)
     if kind in ('half', *LiteRt.uncalibrated):
-        write_quantized(path, recipe, None, path)
-        return
-    stage('calibrating')
-    data = calibration_data(path, samples, detector)
-    extremes = Extremes(path, data)
+        with silent():
+            write_quantized(path, recipe, None, path)
+        return []
+    stage(f'calibrating on {len(samples)} batches of images')
+    with silent():
+        data = calibration_data(path, samples, meta)
+        extremes = Extremes(path, data)
+    # Scale 1 and zero point -128: the integers are the image's bytes minus 128. Or the images are normalized ones.
+    takes_pixels = meta.get('mean', ()) is not None
 
     def ranges(*arguments) -> Ranges:
         found = extremes.ranges(*arguments)
         for name, limits in found.items():
             # A layer that is 0 in all images: with its tiny scale the next layer's bias would overflow.
             limits['max'] = np.where(limits['max'] - limits['min'] < 1e-6, limits['min'] + 1, limits['max'])
-            # Scale 1 and zero point -128: the integers are the image's bytes minus 128.
             if takes_pixels and name.endswith('_images'):
                 limits.update(min=np.zeros_like(limits['min']), max=np.full_like(limits['max'], 255))
         return found
 
-    snr = dict.fromkeys(CHOICES, 0.)
+    snr, choices = dict.fromkeys(CHOICES, 0.), list(CHOICES)
     with tempfile.TemporaryDirectory() as folder:
         candidate = Path(folder, 'm.tflite')
         for half in (0, 1):
             # A single image can change the SNR of 20 images by more than the statistics differ.
             held_out = {part: (runs[1 - half::2] or runs)[:COMPARED] for part, runs in data.items()}
             exact = outputs_of(path, held_out)
-            for choice in CHOICES:
-                write_quantized(path, recipe, ranges(choice, half), candidate)
-                snr[choice] += mean_snr(outputs_of(candidate, held_out), exact)
-    write_quantized(path, recipe, ranges(max(snr, key=snr.get)), path)
-    if kind.startswith('full') and (left := operators_of(path, in_float=True)):
-        raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
+            for choice in choices:
+                stage(f'quantizing, ranges: {choice}')
+                with silent():
+                    write_quantized(path, recipe, ranges(choice, half), candidate)
+                    left = operators_of(candidate, in_float=True) if kind == 'full' else None
+                    snr[choice] += 0 if left else mean_snr(outputs_of(candidate, held_out), exact)
+                if left:
+                    raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
+            best = max(snr[choice] for choice in choices)
+            choices = [choice for choice in choices if snr[choice] > best - CLEAR]
+            if len(choices) == 1:
+                break
+        stage(f'quantizing, ranges: {max(choices, key=snr.get)}')
+        with silent():
+            write_quantized(path, recipe, ranges(max(choices, key=snr.get)), candidate)
+            lines = losses(path, candidate, data) if kind == 'full' else []
+        path.write_bytes(candidate.read_bytes())
+    return lines
 
 
 def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, path: Path) -> None:
@@ -262,9 +207,38 @@ def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, pat
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)
                 fit_padding(file, graph, ranges)
-    stage('quantizing')
-    with exp_renamed(path):
-        quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
+    quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
+
+
+def losses(in_float: Path, quantized: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list[str]:
+    """Which blocks of layers a full-integer file loses most in, on one input of its only signature, as a line.
+
+    The quantizer's own comparison has the SNR of each tensor; a block's loss is from the end of the block before it.
+    """
+    from ai_edge_quantizer.model_validator import compare_model
+    from ai_edge_quantizer.utils.validation_utils import ValidationErrorMetric
+    (name, (first, *_)), *others = data.items()
+    if others:
+        return []
+    compared = compare_model(in_float.read_bytes(), quantized.read_bytes(), {name: [first]},
+                             [ValidationErrorMetric.SNR])
+    graph, ratios = read(quantized).subgraphs[0], compared.get_all_tensor_results()
+    noise = {}  # over signal, of the last tensor of each block
+    for operator in graph.operators:
+        tensor = graph.tensors[operator.outputs[0]].name.decode()
+        if (block := block_of(tensor)) and tensor in ratios:
+            noise[block] = 1 / max(ratios[tensor]['snr'], 1e-30)
+    lost = {block: noise[block] - before for block, before in zip(noise, [0., *noise.values()], strict=False)}
+    worst = [f'{block} (SNR after it {-10 * np.log10(noise[block]):.1f} dB)'
+             for block in sorted(lost, key=lost.get, reverse=True)[:3]]
+    return [f'loses most in {", ".join(worst)}'] if worst else []
+
+
+def block_of(tensor: str) -> str:
+    """The block of layers that computes a tensor, by the modules in its name, such as `Stage_1/Block_0`; '' if none."""
+    modules = [module.rpartition('.')[2] for module in tensor.partition(';')[0].split('/')]
+    blocks = [index for index, module in enumerate(modules) if re.search(r'(Block|Layer)_\w*\d$', module)]
+    return '/'.join(module for module in modules[:blocks[-1] + 1] if re.search(r'_\d+$', module)) if blocks else ''
 
 
 def outputs_of(path: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list[np.ndarray]:
@@ -275,14 +249,11 @@ def outputs_of(path: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list
 
 
 def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
-                     detector: dict | None) -> dict[str, list[dict[str, np.ndarray]]]:
+                     meta: dict) -> dict[str, list[dict[str, np.ndarray]]]:
     """The inputs of each signature of a floating-point file for some images.
 
     Regions are the best ones of the first hundred batches, because they are large and held in memory.
     """
-    if detector is None:
-        return {NAME: [dict(images=images.transpose(0, 2, 3, 1)) for images, in samples]}
-    from ..rcnn.postprocess import DetectorInParts
     session, data = LiteRtSession(path), {}
 
     def record(part: str, array: np.ndarray) -> None:
@@ -290,102 +261,13 @@ def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
         number = detail['shape'][0]
         data.setdefault(part, []).append({name: filled(array[:number], number)})
 
-    in_parts = DetectorInParts(detector, lambda part, array: record(part, array) or session.call(part, array))
-    for index, (images, sizes) in enumerate(samples):
-        if index < 100:
-            in_parts(images, sizes)
+    host = TASKS[meta['task']].host(meta, lambda part, array: record(part, array) or session.call(part, array))
+    for index, arrays in enumerate(samples):
+        if len(session.parts) > 1 and index < 100:
+            host(*arrays)
         else:
-            record('features', in_parts.pad(images, sizes))
+            record(*host.first(*arrays))
     return data
-
-
-def fit_attention(model, graph, ranges: Ranges) -> None:
-    """Changes a floating-point graph and the calibrated ranges `min` and `max` of its tensors, for attention.
-
-    - The second factor of a product of two activations (keys, values) gets a symmetric range, as do its inputs back to
-      the layer that produces it. Otherwise the zero point is not 0, and LiteRT's reference kernel computes the product
-      instead of XNNPACK, which took 40 % of a Swin-T's time.
-    - The mask of shifted windows lowers scores to 8 below all others, instead of by 1000: `exp(-8)` is 0 in 8 bits, and
-      with a range from -1000 the step size of the scores would be 4.
-    - The input range of EXP begins at 8 below its maximum, and that of the scores it is computed from ends 8 above the
-      greatest of their minima, from which they are subtracted. The last feature of a Performer's queries may exceed the
-      others by any amount: its range ends at 8 above them. The divisor of DIV is at least one step.
-    """
-    maker = {output: operator for operator in graph.operators for output in operator.outputs}
-
-    def kind(operator):
-        return operator and kind_of(model, operator)
-
-    def sources(tensor):
-        """The tensor, and the tensors before it with the same values."""
-        tensors = [tensor]
-        while kind(maker.get(tensor)) in SAME_RANGE:
-            tensors.append(tensor := maker[tensor].inputs[0])
-        return tensors
-
-    def range_of(tensor):
-        return ranges.get(graph.tensors[tensor].name.decode())
-
-    def ranges_of(tensors):
-        return filter(None, map(range_of, tensors))
-
-    blocks = {}  # by the buffer that is added to their scores, which blocks with equal biases share
-    for operator in graph.operators:
-        if kind(operator) == 'BATCH_MATMUL':
-            for limits in ranges_of(sources(operator.inputs[1])):
-                largest = np.maximum(-limits['min'], limits['max'])
-                limits.update(min=-largest * 128 / 127, max=largest)
-        elif kind(operator) == 'SOFTMAX':
-            tensors = sources(operator.inputs[0])
-            added = maker.get(tensors[-1])
-            scores = added and range_of(added.inputs[0])
-            if kind(added) == 'ADD' and scores:
-                buffer = graph.tensors[added.inputs[1]].buffer
-                blocks.setdefault(buffer, []).append((scores['min'].min(), scores['max'].max(), tensors))
-            elif kind(added) == 'CONCATENATION':
-                for limits in ranges_of([*tensors, added.inputs[1]]):
-                    limits.update(max=np.minimum(limits['max'], scores['max'].max() + 8))
-        elif kind(operator) == 'DIV' and kind(maker.get(operator.inputs[1])) == 'MAXIMUM':
-            tensor, constant = maker[operator.inputs[1]].inputs
-            if not range_of(tensor):
-                continue
-            buffer = model.buffers[graph.tensors[constant].buffer]  # shared by several quotients
-            least = np.maximum(np.frombuffer(bytes(buffer.data), np.float32), range_of(tensor)['max'].max() / 255)
-            buffer.data = least.astype(np.float32).view(np.uint8)
-        elif kind(operator) == 'EXP':
-            tensors = sources(operator.inputs[0])
-            for limits in ranges_of(tensors):
-                limits.update(min=np.maximum(limits['min'], limits['max'] - 8))
-            added = maker.get(tensors[-1])
-            if kind(added) == 'SUB' and all(pair := [range_of(tensor) for tensor in added.inputs]):
-                least, scores = pair
-                scores.update(max=np.minimum(scores['max'], least['max'] + 8))
-    for buffer, readers in blocks.items():
-        data = model.buffers[buffer].data
-        constant = np.frombuffer(b'' if data is None else bytes(data), np.float32).copy()
-        is_masked = constant < -50
-        if is_masked.any():
-            floor = constant[~is_masked].min() - 8
-            constant[is_masked] = min(low + floor - high for low, high, _ in readers)
-            model.buffers[buffer].data = constant.view(np.uint8)
-            for low, _, tensors in readers:
-                for limits in ranges_of(tensors):
-                    limits.update(min=np.full_like(limits['min'], low + floor))
-
-
-def fit_padding(model, graph, ranges: Ranges) -> None:
-    """Replaces -inf, with which a maximum pooling pads, by the least value of its input: infinity has no step size."""
-    least = defaultdict(float)  # by buffer, which several poolings share
-    for operator in graph.operators:
-        if kind_of(model, operator) != 'PADV2':
-            continue
-        before, after = (graph.tensors[tensor].name.decode() for tensor in (operator.inputs[0], operator.outputs[0]))
-        buffer = graph.tensors[operator.inputs[2]].buffer
-        if before in ranges and np.isneginf(np.frombuffer(bytes(model.buffers[buffer].data), np.float32)).all():
-            ranges[after] = ranges[before]
-            least[buffer] = min(least[buffer], ranges[before]['min'].min())
-    for buffer, value in least.items():
-        model.buffers[buffer].data = np.float32([value]).view(np.uint8)
 
 
 def recipe_of(kind: str) -> list[dict]:
@@ -393,8 +275,8 @@ def recipe_of(kind: str) -> list[dict]:
     from ai_edge_quantizer import recipe
     from ai_edge_quantizer.recipe_manager import RecipeManager
     manager = RecipeManager()
-    if kind in ('full', 'full16'):
-        manager.load_quantization_recipe(recipe.static_wi8_ai8() if kind == 'full' else recipe.static_wi8_ai16())
+    if kind == 'full':
+        manager.load_quantization_recipe(recipe.static_wi8_ai8())
     elif kind == 'dynamic':
         manager.add_dynamic_config('.*', '*', 8)
         # Weights of zeros and ones; XNNPACK supports it only in float.
@@ -404,7 +286,7 @@ def recipe_of(kind: str) -> list[dict]:
     else:
         for operator in PRODUCTS:
             manager.add_static_config('.*', operator, 8, 8)
-        manager.add_quantization_config('EdgePerformer', '*', algorithm_key='no_quantize')  # see onnx.IN_FLOAT
+        manager.add_quantization_config('PerformerAttention', '*', algorithm_key='no_quantize')  # see onnx.IN_FLOAT
     return manager.get_quantization_recipe()
 
 

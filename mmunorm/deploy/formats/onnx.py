@@ -11,11 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..exportable import Exportable, exporting
-from ..graphs import DetectorGraph
-from ..layouts import LOWEST
-from ..progress import stage
-from .base import KEY, Format, Session, Variant, register_format, silent
+from ..graph import Exportable, exporting
+from ..rewrite.operators import LOWEST
+from .base import KEY, Format, Session, Variant, register_format, silent, stage
 
 LARGEST_HALF = 65504.
 # The quantized operators. Without Add and Mul, which would quantize the residual stream to 8 bits.
@@ -56,7 +54,7 @@ class Onnx(Format):
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
         write_onnx(model, path)
         if int8:
-            stage('quantizing')
+            stage(f'calibrating on {len(samples)} batches, quantizing')
             quantize_file(path, (dict(zip(model.graph.inputs, arrays, strict=True)) for arrays in samples))
         if half:
             store_as_half(path)
@@ -75,9 +73,7 @@ def write_onnx(model: Exportable, path: Path) -> None:
 @lru_cache(maxsize=1)  # a benchmark writes several files of one model
 def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
     program = model.program
-    tables = _gelu_translation() | _attention_translation(program)
-    if isinstance(model.graph, DetectorGraph):
-        tables |= _nms_translation()
+    tables = _gelu_translation() | _attention_translation(program) | _nms_translation()
     # An input and an output of one name would be one value.
     outputs: list[str] = []
     for name in model.graph.outputs:
@@ -140,7 +136,7 @@ def _attention_translation(program: torch.export.ExportedProgram) -> dict:
 
 
 def _nms_translation() -> dict:
-    """The ONNX translation of :func:`mmunorm.deploy.rcnn.postprocess.nms_mask`."""
+    """The ONNX translation of :func:`mmunorm.deploy.tasks.detector.postprocess.nms_mask`."""
     from onnxscript import opset18 as op
 
     def to_onnx(boxes, scores, iou_threshold: float):

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ...utils import PreflightError
-from ..exportable import Exportable
-from ..progress import stage
-from .base import KEY, Format, Session, Variant, register_format, silent
+from ..graph import Exportable
+from .base import KEY, Format, Session, Variant, register_format, silent, stage
 from .onnx import IN_FLOAT, write_onnx
 
 
@@ -48,11 +47,11 @@ class OpenVino(Format):
         import openvino
         source = path.with_suffix('.onnx')
         write_onnx(model, source)
-        with silent():  # progress bars
-            graph = openvino.convert_model(source)
-            source.unlink()
-            if int8:
-                stage('quantizing')
+        graph = openvino.convert_model(source)
+        source.unlink()
+        if int8:
+            stage(f'calibrating on {len(samples)} batches, quantizing')
+            with silent():  # progress bars
                 graph = quantize_graph(graph, samples)
         graph.set_rt_info(json.dumps(model.meta), [KEY])
         openvino.save_model(graph, path, compress_to_fp16=half)
@@ -65,13 +64,16 @@ def quantize_graph(graph, inputs: Sequence[tuple[np.ndarray, ...]]):
     """Quantizes an `openvino.Model` to INT8 with NNCF; `inputs` are calibration batches.
 
     SmoothQuant is off: on the digits Swin it cost 5 dB. Weights use 7 bits: with 8, CPUs without VNNI saturate the sum
-    of two products, which cost 13 dB on the same model (docs/results/int8.md).
+    of two products, which cost 13 dB on the same model (docs/results/int8.md). Ranges are the extremes over all
+    batches: NNCF's default, the mean over the batches, depends on their size and cost 12 dB with single images.
     """
     import nncf
+    from nncf.quantization.range_estimator import RangeEstimatorParametersSet
     nncf.set_log_level(logging.ERROR)
     return nncf.quantize(
         graph, nncf.Dataset(inputs), subset_size=len(inputs), model_type=nncf.ModelType.TRANSFORMER,
         ignored_scope=nncf.IgnoredScope(patterns=[f'.*{IN_FLOAT}.*'], validate=False),
         advanced_parameters=nncf.AdvancedQuantizationParameters(
             overflow_fix=nncf.OverflowFix.ENABLE,
+            activations_range_estimator_params=RangeEstimatorParametersSet.MINMAX,
             smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1., convolution=-1.)))

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from ...utils import PreflightError
-from ..exportable import Exportable
-from ..windows import with_windows
+from ..graph import Exportable
 from .base import Format, Session, Variant, register_format
 
 
@@ -51,7 +50,7 @@ class Torch(Format):
             graph, meta, inputs = torch.load(path, weights_only=False)
         if not compiled:
             return TorchSession(graph, meta)
-        graph = torch.compile(with_windows(graph).eval())
+        graph = torch.compile(graph)
         try:
             with torch.no_grad():
                 graph(*inputs)

@@ -3,7 +3,7 @@ import torch
 
 from mmunorm import compare, fuse_norms
 from mmunorm import export as export_model
-from mmunorm.deploy.export import prepare_export
+from mmunorm.deploy.openmmlab import prepare_export
 from projects.low_light.low_light import IAT, EnhancingPreprocessor
 from tests.deploy.conftest import meta_of, normalizing
 from tests.deploy.test_formats import assert_runs, export, one_stage

@@ -9,7 +9,7 @@ from torch import nn
 
 from mmunorm import fuse_norms
 from mmunorm.checkpoints.folded import folded_config, folding_of
-from mmunorm.deploy.graphs import graph_of
+from mmunorm.deploy.tasks import graph_of
 from mmunorm.norms import Norm
 from projects.low_light.low_light import IAT, EnhancingPreprocessor, ImageEnhancer
 from tests.deploy.detectors import rcnn

@@ -4,8 +4,8 @@ import copy
 import numpy as np
 import pytest
 
-from mmunorm.deploy.saving import differences
-from mmunorm.deploy.snr import mean_snr, signal_to_noise
+from mmunorm.deploy.comparison import mean_snr, signal_to_noise
+from mmunorm.deploy.tasks import TASKS
 
 
 def detections(number=40, seed=0):
@@ -27,7 +27,7 @@ def beside_torch(change=lambda outputs: None):
         order = rng.permutation(outputs['dets'].shape[1])
         for array in outputs.values():
             array[image] = array[image, order]
-    return differences(outputs, detections(), 'detector')
+    return TASKS['detector'].differences(outputs, detections())
 
 
 def test_matches_that_differ_a_little():
@@ -65,21 +65,21 @@ def test_a_detection_is_matched_once():
     two['dets'][0, :] = [0, 0, 10, 10, 0.5]
     one['dets'][0, 0] = [0, 0, 10, 9, 0.5]
     for pair in ((one, two), (two, one)):
-        found = differences(*pair, 'detector')
+        found = TASKS['detector'].differences(*pair)
         assert found.matches == 1 and found.largest == dict(scores=0, boxes=1)
 
 
 def test_nothing_to_compare():
     empty = {name: np.zeros_like(array) for name, array in detections().items()}
-    assert 'no object is detected' in str(differences(empty, empty, 'detector'))
-    lost = differences(empty, detections(), 'detector')
+    assert 'no object is detected' in str(TASKS['detector'].differences(empty, empty))
+    lost = TASKS['detector'].differences(empty, detections())
     assert (lost.expected, lost.found, lost.matches, lost.largest) == (80, 0, 0, {})
     assert "0 of torch's 80 detections" in str(lost)
 
 
 def test_a_classifier():
     scores = dict(scores=np.array([[0.5, 0.5], [1, 0]])), dict(scores=np.array([[0.25, 0.75], [1, 0]]))
-    found = differences(*scores, 'classifier')
+    found = TASKS['classifier'].differences(*scores)
     assert found.largest == dict(scores=0.25) and found.typical == dict(scores=0.125)
     signal, noise = np.log(3)**2 / 2 + np.log(1e30)**2 / 2, np.log(3)**2 / 2
     assert found.snr == dict(scores=pytest.approx(10 * np.log10(signal / noise)))
@@ -104,7 +104,7 @@ def test_mean_snr():
     ([[1, 2]], [[1, 2]], True), ([[1, 2.01]], [[1, 2]], False), ([[np.nan, 2]], [[1, 2]], False),
     ([[1e-8, 0]], [[0, 0]], True), ([[1e-6, 0]], [[0, 0]], False)])
 def test_what_a_file_in_floating_point_may_differ(got, exact, is_float):
-    assert differences(dict(a=np.float32(got)), dict(a=np.float32(exact)), 'tensors').is_float is is_float
+    assert TASKS['tensors'].differences(dict(a=np.float32(got)), dict(a=np.float32(exact))).is_float is is_float
 
 
 def test_detections_of_a_file_in_floating_point():

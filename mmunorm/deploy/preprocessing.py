@@ -1,4 +1,4 @@
-"""Preprocessing of images for an exported model, and pasting of masks."""
+"""Preprocessing of images for an exported model, as the test pipeline of a config does it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..utils import PreflightError
+from .tasks import batch_of
 
 
 def apply_steps(image: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
@@ -74,32 +75,6 @@ def loading_of(pipeline: Sequence[dict]) -> dict:
     return {}
 
 
-def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
-    """The inputs of a file with the metadata `meta`, for preprocessed uint8 images `(3, h, w)`.
-
-    They are `images` `(N, 3, H, W)`, uint8 for a classifier; for a detector float32, and `sizes` `(N, 2)` float32.
-    Raises a PreflightError if an image does not fit the file's input.
-    """
-    images = [np.asarray(image) for image in images]
-    _, _, height, width = meta['shape']
-    if meta['task'] == 'classifier':
-        for image in images:
-            if height and image.shape[1:] != (height, width):
-                raise PreflightError(f'the config resizes images to {image.shape[1]} x {image.shape[2]}, but the '
-                                     f'file takes {height} x {width}; export with another --shape.')
-        return (np.stack(images), )
-    sizes = np.array([image.shape[1:] for image in images], np.float32)
-    if not height:
-        height, width = (int(-(-side // meta['divisor']) * meta['divisor']) for side in sizes.max(0))
-    batch = np.zeros((len(images), 3, height, width), np.float32)
-    for target, image in zip(batch, images, strict=True):
-        if image.shape[1] > height or image.shape[2] > width:
-            raise PreflightError(f'an image of {image.shape[1]} x {image.shape[2]} pixels does not fit into '
-                                 f'{height} x {width}: export with a larger --shape.')
-        target[:, :image.shape[1], :image.shape[2]] = image
-    return batch, sizes
-
-
 class Samples(Sequence):
     """Batches of inputs of a file with the metadata `meta`, for INT8 calibration, made when they are read.
 
@@ -119,26 +94,3 @@ class Samples(Sequence):
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
         part = self._images[range(len(self))[index] * self._batch:][:self._batch]
         return tuple(array.astype(np.float32) for array in batch_of(part, self._meta))
-
-
-def paste(mask: np.ndarray, box: Sequence[float], height: int, width: int, threshold: float) -> np.ndarray:
-    """Pastes a mask into an image, like mmdet's `_do_paste_mask`: `(height, width)` bool.
-
-    `mask` `(h, w)` float32 are probabilities in the area of `box`, x1 y1 x2 y2 in pixels.
-    """
-    x1, y1, x2, y2 = (float(side) for side in box)
-    top, bottom = max(int(np.floor(y1)) - 1, 0), min(int(np.ceil(y2)) + 1, height)
-    left, right = max(int(np.floor(x1)) - 1, 0), min(int(np.ceil(x2)) + 1, width)
-    pasted = np.zeros((height, width), bool)
-    if top >= bottom or left >= right or x2 <= x1 or y2 <= y1:
-        return pasted
-    down = _weights(np.arange(top, bottom), y1, y2, mask.shape[0])
-    across = _weights(np.arange(left, right), x1, x2, mask.shape[1])
-    pasted[top:bottom, left:right] = down @ mask @ across.T >= threshold
-    return pasted
-
-
-def _weights(pixels: np.ndarray, start: float, end: float, bins: int) -> np.ndarray:
-    """The linear interpolation weights of bins between `start` and `end`, `(pixels, bins)`; zero outside."""
-    position = (pixels + 0.5 - start) / (end - start) * bins - 0.5
-    return np.clip(1 - np.abs(position[:, None] - np.arange(bins)), 0, None).astype(np.float32)

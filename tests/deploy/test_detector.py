@@ -10,10 +10,12 @@ from torchvision.ops import batched_nms
 from mmunorm import fuse_norms
 from mmunorm.deploy import ExportedModel
 from mmunorm.deploy.formats.pytorch import TorchSession
-from mmunorm.deploy.graphs import graph_of
-from mmunorm.deploy.rcnn import postprocess
-from mmunorm.deploy.rcnn.parts import coder_of, obstacle, parts_of, pool_of
-from mmunorm.deploy.rcnn.postprocess import DetectorInParts, nms_mask
+from mmunorm.deploy.tasks import graph_of
+from mmunorm.deploy.tasks.detector import postprocess
+from mmunorm.deploy.tasks.detector.graph import parts_of
+from mmunorm.deploy.tasks.detector.host import DetectorHost
+from mmunorm.deploy.tasks.detector.parts import coder_of, obstacle, pool_of
+from mmunorm.deploy.tasks.detector.postprocess import nms_mask
 from mmunorm.utils import PreflightError
 
 from ..versions import needs_open_export
@@ -217,7 +219,7 @@ def test_in_parts(options):
         expected = graph(images, torch.from_numpy(sizes))
     found = (expected[0][..., 4] > 0).sum(1)
     assert not found[2] and ((found[:2] > 0).all() or options.get('rcnn_cfg', {}).get('score_thr') == 1)
-    ours = DetectorInParts(graph.settings, call)(images.numpy(), sizes)
+    ours = DetectorHost(graph.meta, call)(images.numpy(), sizes)
     for tolerance, a, b in zip((2e-3, 0, 1e-4), ours, expected, strict=False):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b.numpy(), rtol=0, atol=tolerance)

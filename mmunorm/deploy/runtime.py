@@ -1,25 +1,15 @@
 """Runs an exported model in its runtime, without building a torch model."""
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import nn
 
 from ..utils import PreflightError
 from .formats import Session, format_of
-from .images import apply_steps, batch_of, paste
-
-
-@dataclass
-class Detections:
-    """The objects in one image, in pixels of the original image."""
-    boxes: np.ndarray  # `(n, 4)` float32, x1 y1 x2 y2
-    scores: np.ndarray  # `(n, )` float32, in descending order
-    labels: np.ndarray  # `(n, )` int64, indices of `ExportedModel.classes`
-    masks: np.ndarray | None = field(repr=False, default=None)  # `(n, height, width)` bool, if the model has some
+from .preprocessing import apply_steps
+from .tasks import TASKS, batch_of
+from .tasks.detector.host import Detections, detections
 
 
 class ExportedModel:
@@ -32,7 +22,8 @@ class ExportedModel:
     Attributes:
         meta (dict): metadata of the file.
         classes (list[str]): names of the classes.
-        is_detector (bool): whether it is a detector, else a classifier.
+        task (Task): what it does.
+        is_detector (bool): whether it is a detector.
         loading (dict): the arguments with which `mmcv.imread` reads images as its config does, such as their rotation.
 
     Raises:
@@ -44,8 +35,9 @@ class ExportedModel:
         self._session = file if isinstance(file, Session) else format_of(file).open(Path(file), threads)
         self.meta = self._session.meta
         self.classes = self.meta['classes']
-        self.is_detector = self.meta['task'] == 'detector'
-        self.loading = self.meta.get('loading', {})  # older files have none
+        self.task = TASKS[self.meta['task']]
+        self.is_detector = self.task is TASKS['detector']
+        self.loading = self.meta.get('loading', {})  # files of `mmunorm.export` have none
 
     def __call__(self, *arrays: np.ndarray) -> dict[str, np.ndarray]:
         """The file's outputs for any number `N` of images, by name, with `N` as first dimension.
@@ -76,17 +68,9 @@ class ExportedModel:
 
         Raises a PreflightError if an image does not fit the file's input.
         """
-        from mmengine.structures import InstanceData
         outputs = self(*batch_of(batch['inputs'], self.meta))
         for index, sample in enumerate(batch['data_samples']):
-            out = {name: array[index] for name, array in outputs.items()}
-            if not self.is_detector:
-                sample.set_pred_score(torch.from_numpy(out['scores'])).set_pred_label(int(out['scores'].argmax()))
-                continue
-            found = self._detections(out, sample.scale_factor, *sample.ori_shape)
-            fields = dict(bboxes=found.boxes, scores=found.scores, labels=found.labels, masks=found.masks)
-            sample.pred_instances = InstanceData(**{name: torch.from_numpy(value) for name, value in fields.items()
-                                                    if value is not None})
+            self.task.predict(sample, {name: array[index] for name, array in outputs.items()}, self.meta)
         return batch['data_samples']
 
     def classify(self, image: np.ndarray) -> np.ndarray:
@@ -112,38 +96,5 @@ class ExportedModel:
             small = mmcv.imresize(image, tuple(max(int(side * shrink), 1) for side in small.shape[1::-1]))
         outputs = self(*batch_of([small.transpose(2, 0, 1)], self.meta))
         scale = (small.shape[1] / image.shape[1], small.shape[0] / image.shape[0])
-        return self._detections({name: array[0] for name, array in outputs.items()}, scale, *image.shape[:2],
-                                score_thr)
-
-    def _detections(self, outputs: dict[str, np.ndarray], scale: tuple[float, float], height: int, width: int,
-                    score_thr: float = 0.) -> Detections:
-        """The detections in pixels of the original image; `scale` is the model's image size over its (w, h)."""
-        scores = outputs['dets'][:, 4]
-        found = (scores > 0) & (scores >= score_thr)
-        boxes = outputs['dets'][found, :4] / np.array([*scale, *scale], np.float32)
-        masks = None
-        if 'masks' in outputs:
-            masks = np.zeros((len(boxes), height, width), bool)
-            for pasted, mask, box in zip(masks, outputs['masks'][found], boxes, strict=True):
-                pasted[:] = paste(mask, box, height, width, self.meta['mask_threshold'])
-        return Detections(boxes, scores[found], outputs['labels'][found].astype(np.int64), masks)
-
-
-class WithRest:
-    """A detector, in eval mode, whose maps come from a file of its backbone and neck: its detections are torch's."""
-
-    def __init__(self, runner: ExportedModel, detector: nn.Module):
-        self.runner, self.detector = runner, detector
-
-    def test_step(self, batch: dict) -> list:
-        """The interface of mmengine's test loop."""
-        arrays = batch_of(batch['inputs'], self.runner.meta)
-        maps = tuple(map(torch.from_numpy, self.runner(*arrays).values()))
-        data = self.detector.data_preprocessor(batch, False)
-        for sample in data['data_samples']:  # heads that mask the padding ask for it
-            sample.set_metainfo(dict(batch_input_shape=arrays[0].shape[2:], pad_shape=arrays[0].shape[2:]))
-        self.detector.extract_feat = lambda inputs: maps
-        try:
-            return self.detector(**data, mode='predict')
-        finally:
-            del self.detector.extract_feat
+        return detections({name: array[0] for name, array in outputs.items()}, self.meta, scale, *image.shape[:2],
+                          score_thr)

@@ -5,13 +5,14 @@ statistic of the runs' extremes. The SNR of its files decides, with each half of
 """
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from .tflite import read
+from .tflite import kind_of, read
 
 CHOICES: dict[str, tuple[Callable, Callable]] = {
     'least to greatest value': (np.min, np.max),
@@ -30,11 +31,8 @@ class Extremes:
     """
 
     def __init__(self, path: Path, data: dict[str, list[dict[str, np.ndarray]]]):
-        from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
-        # The intermediate tensors of XNNPACK's partitions would not be accessible.
-        interpreter = Interpreter(str(path), experimental_preserve_all_tensors=True,
-                                  experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES)
+        from ai_edge_litert.interpreter import Interpreter
+        interpreter = Interpreter(str(path), experimental_preserve_all_tensors=True)
         interpreter.allocate_tensors()
         self._found: dict[str, np.ndarray] = {}  # (runs, 2, 1, ...) of each tensor, by name, of its rank
         file = read(path)
@@ -64,3 +62,18 @@ class Extremes:
             found[name] = dict(min=least(kept[:, 0], axis=0).astype(np.float32),
                                max=greatest(kept[:, 1], axis=0).astype(np.float32))
         return found
+
+
+def fit_padding(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> None:
+    """Replaces -inf, with which a maximum pooling pads, by the least value of its input: infinity has no step size."""
+    least = defaultdict(float)  # by buffer, which several poolings share
+    for operator in graph.operators:
+        if kind_of(model, operator) != 'PADV2':
+            continue
+        before, after = (graph.tensors[tensor].name.decode() for tensor in (operator.inputs[0], operator.outputs[0]))
+        buffer = graph.tensors[operator.inputs[2]].buffer
+        if before in ranges and np.isneginf(np.frombuffer(bytes(model.buffers[buffer].data), np.float32)).all():
+            ranges[after] = ranges[before]
+            least[buffer] = min(least[buffer], ranges[before]['min'].min())
+    for buffer, value in least.items():
+        model.buffers[buffer].data = np.float32([value]).view(np.uint8)

@@ -1,7 +1,4 @@
-"""Layers for edge devices beside the operators of :mod:`.layouts`, and pixels normalized by the first layer.
-
-Each layer computes the same as the stock one.
-"""
+"""Normalization of pixels by a model's first layer, so that a file takes the bytes of an image."""
 from __future__ import annotations
 
 import copy
@@ -10,40 +7,10 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from ..modules import replace_modules
-from .graphs import ClassifierGraph, DetectorGraph, Pixels, named_outputs
-from .performer import EdgePerformer, EdgeT2T, is_folded_t2t, is_performer, pair
+from ..graph import Pixels, named_outputs
 
 
-def with_edge_layers(graph: nn.Module, performers: bool = True) -> nn.Module:
-    """A copy of a graph with the layers of this module, and with `performers` those of :mod:`.performer`."""
-    graph = copy.deepcopy(graph)
-    t2t = ((is_folded_t2t, EdgeT2T), (is_performer, EdgePerformer)) if performers else ()
-    for is_old, new in (*t2t, (lambda module: isinstance(module, nn.Unfold), EdgeUnfold)):
-        replace_modules(graph, is_old, new)
-    return graph.eval().requires_grad_(False)
-
-
-class EdgeUnfold(nn.Module):
-    """`nn.Unfold` as a depthwise convolution with weights of zero and one: exact, and without a gather.
-
-    It has the attributes of `nn.Unfold` that patch mergings use.
-    """
-
-    def __init__(self, stock: nn.Unfold):
-        super().__init__()
-        self.kernel_size, self.stride, self.padding, self.dilation = (
-            pair(value) for value in (stock.kernel_size, stock.stride, stock.padding, stock.dilation))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """`(B, C, H, W)` to `(B, C * kernel, L)`."""
-        channels, (height, width) = x.shape[1], self.kernel_size
-        weight = torch.eye(height * width).view(-1, 1, height, width).repeat(channels, 1, 1, 1)
-        x = nn.functional.conv2d(x, weight, None, self.stride, self.padding, self.dilation, channels)
-        return x.flatten(2)
-
-
-def fold_pixels(graph: ClassifierGraph | DetectorGraph, images: Tensor) -> ClassifierGraph | DetectorGraph:
+def fold_pixels(graph: nn.Module, images: Tensor) -> nn.Module:
     """A copy of a graph whose first layer takes raw pixels, so that the input of an integer file is an image's bytes.
 
     For `y = (x - m) / s` and a convolution `W y + b` without padding, the new one has `W / s` and `b - sum(W m / s)`.

@@ -1,6 +1,7 @@
 """Prepares an OpenMMLab model for export as one graph."""
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -14,13 +15,11 @@ from ..config.models import load_model
 from ..norms import OfflineNorm
 from ..norms.replace import layer_norms
 from ..utils import PreflightError, error_text
-from .exportable import Exportable, norms_left
-from .graphs import FeaturesGraph, graph_of, outputs_by_name
-from .images import loading_of, steps_of
-from .saving import differences
-from .windows import DynamicWindowMSA, side_multiple, with_windows
-
-PARTS = ('whole', 'backbone')  # what a file may have of a model
+from .comparison import tensor_differences
+from .graph import Exportable, norms_left, outputs_by_name
+from .preprocessing import loading_of, steps_of
+from .rewrite.windows import DynamicWindowMSA, for_any_size, side_multiple
+from .tasks import PARTS, TASKS, find_task
 
 
 def rotation_for(model: nn.Module, int8: str | None) -> str | None:
@@ -59,22 +58,16 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
         steps = steps_of(pipeline)
     except ValueError as error:
         raise PreflightError(f'the test pipeline of {cfg.filename} cannot be exported: {error}.') from error
-    is_detector = hasattr(model, 'with_bbox')
-    divisor = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
-    shape = shape or _default_shape(steps)
-    if is_detector:  # its preprocessor pads a batch to such a size
-        shape = tuple(-(-side // divisor) * divisor for side in shape)
+    task = find_task(model, parts)
+    shape = task.shape(model, shape or _default_shape(steps))
     names = checkpoint_meta.get('dataset_meta') or {}
     classes = names.get('classes') or names.get('CLASSES')
-    meta = dict(
-        made_by=f'mmunorm {__version__}', model=type(model).__name__,
-        task='features' if parts == 'backbone' else 'detector' if is_detector else 'classifier',
-        classes=[str(name) for name in classes or ()], steps=steps, loading=loading_of(pipeline), divisor=divisor,
-        bgr=any(step.type.endswith('LoadImageFromFile') for step in pipeline),
-        shape=[1, 3, *shape])
-    if getattr(getattr(model, 'roi_head', None), 'with_mask', False) and parts != 'backbone':
-        meta['mask_threshold'] = model.roi_head.test_cfg.mask_thr_binary
-    return meta
+    return dict(
+        made_by=f'mmunorm {__version__}', model=type(model).__name__, task=task.name,
+        classes=[str(name) for name in classes or ()], steps=steps, loading=loading_of(pipeline),
+        divisor=getattr(model.data_preprocessor, 'pad_size_divisor', 1),
+        bgr=any(step.type.endswith('LoadImageFromFile') for step in pipeline), shape=[1, 3, *shape],
+        **task.meta(model))
 
 
 def _default_shape(steps: list[dict]) -> tuple[int, int]:
@@ -103,20 +96,19 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
         PreflightError: the model has a part that cannot be exported, does not support this image size, or returns
             something else after its own `data_preprocessor`.
     """
-    stock = FeaturesGraph(model) if meta['task'] == 'features' else graph_of(model)
+    task = TASKS[meta['task']]
+    stock = copy.deepcopy(task.graph(model)).eval().requires_grad_(False)
     multiple = side_multiple(getattr(model, 'backbone', model)) if dynamic else None
-    graph = with_windows(stock, bool(multiple)).eval().requires_grad_(False)
-    meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs}
+    graph = for_any_size(stock) if multiple else stock
+    meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs, **getattr(stock, 'meta', {})}
     shape, open_shapes = meta['shape'], None
     if dynamic:
         # The sample must not suggest static relations, such as a batch size of 1, or equal height and width.
         shape = [2, *shape[1:]]
         meta['shape'] = [None, *shape[1:]]
         open_shapes = tuple({0: torch.export.Dim('batch')} for _ in graph.inputs)
-    if multiple and hasattr(model, 'rpn_head') and model.rpn_head.test_cfg.nms_pre < 1:
-        raise PreflightError('--dynamic sorts a fixed number of boxes per level: model.test_cfg.rpn.nms_pre must be a '
-                             f'number such as 1000, got {model.rpn_head.test_cfg.nms_pre}.')
     if multiple:
+        task.check_any_size(model)
         meta['divisor'] = math.lcm(meta['divisor'], multiple)
         # Nor must a side be one window of the last map: torch.export treats 1 as static.
         least = 2 * max(module.window_size for module in graph.modules() if isinstance(module, DynamicWindowMSA))
@@ -154,33 +146,12 @@ def _check_preprocessing(model: nn.Module, graph: nn.Module, meta: dict, inputs:
                          expected: dict[str, np.ndarray]) -> None:
     """Raises a PreflightError if a graph differs from the model after its own preprocessor; a detector up to its neck.
     """
-    is_classifier, preprocessor = meta['task'] == 'classifier', type(model.data_preprocessor).__name__
-    images, sizes = inputs[0], torch.tensor([inputs[0].shape[2:]] * len(inputs[0]))
-    if not is_classifier:  # one of the full size, so that the preprocessor pads to it, and one that is padded
-        images, sizes = images[[0, -1]], torch.stack([sizes[0].float(), inputs[1][-1]])
-    single = [image[:, :height, :width].byte()
-              for image, (height, width) in zip(images, sizes.long().tolist(), strict=True)]
-    samples = [_sample(meta['task'], tuple(image.shape[1:])) for image in single]
+    preprocessor = type(model.data_preprocessor).__name__
     try:
-        if is_classifier:
-            found = model.test_step(dict(inputs=torch.stack(single), data_samples=samples))
-            stock = dict(scores=torch.stack([sample.pred_score for sample in found]).numpy())
-        else:
-            data = model.data_preprocessor(dict(inputs=single, data_samples=samples), False)
-            stock, expected = ({f'map{index}': out.numpy() for index, out in enumerate(maps)} for maps in (
-                model.extract_feat(data['inputs']), graph.detector.extract_feat(graph.pixels.padded(images, sizes))))
-        found = differences(expected, stock, 'classifier' if is_classifier else 'features')
+        found = tensor_differences(*TASKS[meta['task']].preprocessed(model, graph, inputs, expected))
     except Exception as error:  # that of a project may raise any
         raise PreflightError(f'{meta["model"]} with {preprocessor}, its data_preprocessor, cannot be compared with '
                              f'what would be exported: {error_text(error)}.') from error
     if not found.is_float:
         raise PreflightError(f'{preprocessor}, the data_preprocessor of {meta["model"]}, does something that the file '
                              f'would not: {found}.')
-
-
-def _sample(task: str, shape: tuple[int, int]):
-    if task == 'classifier':
-        from mmpretrain.structures import DataSample
-        return DataSample()
-    from mmdet.structures import DetDataSample
-    return DetDataSample(metainfo=dict(img_shape=shape, ori_shape=shape, scale_factor=(1., 1.)))

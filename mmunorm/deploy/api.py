@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,13 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from ..modules import eval_mode
-from ..utils import PreflightError, check_module, error_text, written_file
-from .exportable import Exportable, norms_left
-from .exported import ExportedModel
+from ..utils import PreflightError, check_module, error_text, warn, written_file
+from .comparison import deviation, signal_to_noise
 from .formats import format_of
-from .graphs import ModelGraph, Pixels, named_outputs
+from .graph import Exportable, Pixels, named_outputs, norms_left
+from .runtime import ExportedModel
 from .saving import ExportReport, export_file
-from .snr import deviation, signal_to_noise
+from .tasks.tensors import ModelGraph
+
+MOST = 512  # calibration images that are read
+OUTSIDE = 0.05  # of the example's values outside of those of the calibration images is doubtful
+SPREAD = 4  # times the example's standard deviation, too
 
 
 def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None = None,
@@ -34,10 +38,12 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
         example (Tensor): a batch as the model takes it. The file takes as many images of the same size at once.
         path: its ending is the format: `.onnx`, `.xml` (OpenVINO), `.tflite` (LiteRT), `.vela.tflite` (Arm Ethos-U) or
             `.pte` (ExecuTorch).
-        int8 (str, optional): a kind of INT8: 'static' of ONNX, OpenVINO and ExecuTorch; 'dynamic', 'products', 'full'
-            or 'full16' of LiteRT; 'full' or 'full16' of Ethos-U. Defaults to floating point, with Ethos-U to 'full'.
+        int8 (str, optional): a kind of INT8: 'static' of ONNX, OpenVINO and ExecuTorch; 'dynamic', 'products' or
+            'full' of LiteRT. Defaults to floating point, with Ethos-U to 'full'.
         calibration: images that the ranges of INT8 are taken from, a batch or an iterable of batches, as the model
-            takes them. Not needed for 'dynamic'. Some of them are compared with torch in the report.
+            takes them; of more than 512, evenly spaced ones of a batch, or the first ones of an iterable. Not needed
+            for 'dynamic'. Some of them and the example are compared with torch in the report, which has a warning if
+            they do not look like the example.
         mean, std (Sequence[float], optional): what the model's images are normalized with, for pixels from 0 to 1 as in
             timm's `pretrained_cfg` and transformers' `image_mean`. The file then takes pixels from 0 to 255.
 
@@ -57,10 +63,34 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
         raise PreflightError(f'path: there is no folder {path.parent}.')
     written_file(path)
     exportable = as_exportable(model, example, mean, std)
-    samples = ()
+    samples, doubt = (), ''
     if calibration is not None:
-        samples = _samples(_images_of(calibration, 'calibration', example.shape), exportable.meta)
-    return export_file(exportable, chosen, path, int8=int8, samples=samples)
+        images = _images_of(calibration, 'calibration', example.shape, MOST)
+        if doubt := unlike(example.detach().cpu().float(), images):
+            warn(doubt)
+        samples = _samples(images, exportable.meta)
+    report = export_file(exportable, chosen, path, int8=int8, samples=samples)
+    return replace(report, lines=[f'warning: {doubt}', *report.lines]) if doubt else report
+
+
+def prepared(model: nn.Module) -> nn.Module:
+    """A copy of a model in the form of a file, before it becomes a graph: in float32, contiguous, in eval mode."""
+    return copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)
+
+
+def unlike(example: Tensor, images: Tensor) -> str:
+    """What makes calibration images doubtful for a model that takes images such as `example`; '' if nothing does."""
+    low, high = images.min().item(), images.max().item()
+    outside = ((example < low) | (example > high)).double().mean().item()
+    where = f'the calibration images, which are from {low:.3g} to {high:.3g} where the example is from ' \
+            f'{example.min().item():.3g} to {example.max().item():.3g}: normalize both as the model needs it'
+    if outside > OUTSIDE:
+        return f'{100 * outside:.0f} % of the values of the example are outside of those of {where}.'
+    if len(images) > 1 and example.std() and images.std() > SPREAD * example.std():
+        return f'the values of the example differ {images.std() / example.std():.0f} times less than those of {where}.'
+    if len(images) > 1 and (images == images[:1]).all():
+        return f'all {len(images)} calibration images are equal.'
+    return ''
 
 
 @torch.inference_mode(False)  # its tensors have no version
@@ -81,7 +111,7 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
         rows = {name: 255 * torch.tensor(values).view(-1, 1, 1) for name, values in (('mean', mean), ('std', std))}
         pixels = Pixels(SimpleNamespace(_enable_normalize=True, **rows))
     name = type(model).__name__
-    model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)
+    model = prepared(model)
     inverted = example.max() + example.min() - example  # other values, and none that a model may refuse
     written = example.clone()
     outputs = _outputs_of(model, written)
@@ -182,11 +212,14 @@ def _outputs_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
                              f'{error_text(error)}') from error
 
 
-def _images_of(images: Tensor | Iterable, name: str, shape: Sequence[int]) -> Tensor:
-    """One tensor of all images."""
-    batches = [images] if isinstance(images, Tensor) or not isinstance(images, Iterable) else [
-        batch[0] if isinstance(batch, (tuple, list)) else batch for batch in images]
-    for batch in batches:
+def _images_of(images: Tensor | Iterable, name: str, shape: Sequence[int], most: int | None = None) -> Tensor:
+    """One tensor of all images, or of at most so many."""
+    if isinstance(images, Tensor):
+        images = [images if most is None or len(images) <= most
+                  else images[torch.linspace(0, len(images) - 1, most).long()]]
+    batches, number = [], 0
+    for batch in images if isinstance(images, Iterable) else [images]:
+        batch = batch[0] if isinstance(batch, (tuple, list)) else batch
         if not isinstance(batch, Tensor) or batch.dim() != 4 or list(batch.shape[1:]) != list(shape[1:]):
             got = tuple(batch.shape) if isinstance(batch, Tensor) else type(batch).__name__
             raise PreflightError(f'{name} must be batches of (N, {", ".join(map(str, shape[1:]))}), got {got}.')
@@ -194,10 +227,14 @@ def _images_of(images: Tensor | Iterable, name: str, shape: Sequence[int]) -> Te
             got = 'NaN or infinity' if batch.is_floating_point() else batch.dtype
             raise PreflightError(f'{name} must be images as the model takes them, finite and floating-point, got '
                                  f'{got}.')
-    if sum(map(len, batches)) < shape[0]:
+        batches.append(batch.detach().cpu().float())
+        number += len(batch)
+        if most is not None and number >= most:
+            break
+    if number < shape[0]:
         raise PreflightError(f'{name} must be at least {shape[0]} images, as many as a batch of the file, got '
-                             f'{sum(map(len, batches))}.')
-    return torch.cat([batch.detach().cpu().float() for batch in batches])
+                             f'{number}.')
+    return torch.cat(batches)[:most]
 
 
 def _pixels_of(images: np.ndarray, meta: dict) -> np.ndarray:

@@ -7,11 +7,7 @@ from mmdet.models.detectors import SingleStageDetector, TwoStageDetector
 from mmdet.models.task_modules.coders.delta_xywh_bbox_coder import DeltaXYWHBBoxCoder
 from torch import Tensor, nn
 
-from ..edge import fold_pixels
-from ..graphs import DetectorGraph, Pixels
-
-# The batch sizes of RoI heads in a file; the last batch is filled, so masks, of few detections, have a smaller one.
-REGIONS = dict(heads=100, masks=20)
+from ...graph import Pixels
 
 
 class Features(nn.Module):
@@ -65,18 +61,6 @@ class Masks(nn.Module):
         return dict(logits=torch.cat([head(regions) for head in self.mask_heads], 1))
 
 
-class ChannelsLast(nn.Module):
-    """A network with its input and its output maps `(N, h, w, C)`."""
-
-    def __init__(self, network: nn.Module):
-        super().__init__()
-        self.network = network
-
-    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-        outs = self.network(*(x.permute(0, 3, 1, 2) for x in inputs.values()))
-        return {name: out.permute(0, 2, 3, 1) if out.dim() == 4 else out for name, out in outs.items()}
-
-
 def region_networks(detector: nn.Module) -> dict[str, nn.Module]:
     """The networks on pooled regions: `refine0`, ... for the earlier stages of a cascade, `heads`, and `masks`."""
     roi = getattr(detector, 'roi_head', None)
@@ -85,25 +69,6 @@ def region_networks(detector: nn.Module) -> dict[str, nn.Module]:
     *earlier, last = stages(roi.bbox_head)
     networks = {f'refine{index}': Heads(head) for index, head in enumerate(earlier)} | dict(heads=Heads(last))
     return networks | (dict(masks=Masks(stages(roi.mask_head))) if roi.with_mask else {})
-
-
-def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-    """`features` and :func:`region_networks` as parts of a file, channels last, each with a sample of its input.
-
-    The normalization of pixels is folded into the first layer. `images` is a sample `(N, 3, H, W)` float32.
-    """
-    parts = dict(features=(fold_pixels(graph.features, images), dict(images=images.permute(0, 2, 3, 1).contiguous())))
-    if graph.networks:
-        settings = graph.settings
-        stage, masks, most = settings['stages'][0], settings['masks'], settings['rcnn']['max_per_img']
-        heads = _regions(stage['pool'], min(REGIONS['heads'], settings['dense_head']['max_per_img']))
-        for name, network in graph.networks.items():
-            parts[name] = network, heads if name != 'masks' else _regions(masks['pool'], min(REGIONS['masks'], most))
-    return {name: (ChannelsLast(network), sample) for name, (network, sample) in parts.items()}
-
-
-def _regions(pool: dict, number: int) -> dict[str, Tensor]:
-    return dict(regions=torch.zeros(number, *pool['output_size'], pool['channels']))
 
 
 def settings_of(detector: nn.Module, pixels: Pixels) -> dict:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from .layouts import COPIES, VIEWS, Editor
+from .operators import COPIES, VIEWS, Editor
 
 aten = torch.ops.aten
 MANY = 100  # tokens

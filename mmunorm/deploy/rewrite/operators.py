@@ -1,8 +1,10 @@
-"""Rewrites the operators of any torch model for edge devices; :mod:`.edge` rewrites known layers.
+"""Rewrites the operators of any torch model for edge devices.
 
 - A linear layer for query, key and value becomes three layers, each with its own range in INT8.
 - Attention is decomposed, and its scale is folded into the layer of the queries.
 - Window partition and reverse use at most four dimensions.
+- Rolls, and writes to a part of a tensor, as of padding, become slices and their concatenation.
+- `nn.Unfold` becomes a depthwise convolution with weights of zero and one, in place of a gather.
 - What does not depend on the input is a constant: position biases and attention masks.
 """
 from __future__ import annotations
@@ -113,7 +115,31 @@ class _Rewriter(Editor):
         return None
 
     def decompose(self, node: fx.Node) -> fx.Node | None:
-        """Decomposes attention, and rolls into slices because ExecuTorch quantizes the indices of its own rolls."""
+        """Decomposes attention, `nn.Unfold`, writes to a part of a tensor, and rolls.
+
+        ExecuTorch quantizes the indices of its own rolls, and in INT8 cannot load what writes to a part.
+        """
+        if node.target is aten.copy.default:  # of its second argument to the place of the first
+            source, shape = node.args[1], list(node.meta['val'].shape)
+            value = self.value(source)
+            return self.emit(node, aten.expand.default, source, shape) if value is None else self.constant(
+                node, value.expand(shape))
+        if node.target is aten.slice_scatter.default:
+            x, part, dim, start, end, step = (*node.args, *(0, None, None, 1)[len(node.args) - 2:])
+            size = x.meta['val'].shape[dim]
+            start, end, _ = slice(start, end).indices(size)
+            if step != 1:
+                return None
+            before, after = self.head(node, x, dim, start), self.emit(node, aten.slice.Tensor, x, dim, end, size)
+            return self.emit(node, aten.cat.default, [side for side in (before, part, after)
+                                                      if side.meta['val'].shape[dim]], dim)
+        if node.target is aten.im2col.default:
+            x, kernel, dilation, padding, stride = node.args
+            channels = x.meta['val'].shape[1]
+            weight = torch.eye(math.prod(kernel)).view(-1, 1, *kernel).repeat(channels, 1, 1, 1)
+            x = self.emit(node, aten.conv2d.default, x, self.constant(node, weight), None, stride, padding, dilation,
+                          channels)
+            return self.emit(node, aten.reshape.default, x, list(node.meta['val'].shape))
         if node.target is aten.roll.default:
             x, shifts, dims = (*node.args, [])[:3]
             if not dims:  # of all elements in a row
@@ -152,6 +178,14 @@ class _Rewriter(Editor):
             scores = self.emit(node, aten.add.Tensor, scores, mask)
         out = self.emit(node, aten.matmul.default, self.emit(node, aten.softmax.int, scores, -1), v)
         return out if is_allowed is None else self.emit(node, aten.mul.Tensor, out, self.constant(node, is_allowed))
+
+    def head(self, at: fx.Node, x: fx.Node, dim: int, end: int) -> fx.Node:
+        """The first `end` entries along a dimension; a padding that they leave out is not made."""
+        last = 2 * (x.meta['val'].dim() - 1 - dim) + 1  # in the padding of all dimensions, from the last one
+        if x.target is aten.pad.default and end == x.args[0].meta['val'].shape[dim] and not x.args[1][last - 1]:
+            padding = [*x.args[1][:last], 0, *x.args[1][last + 1:]]
+            return self.emit(at, aten.pad.default, x.args[0], padding, *x.args[2:]) if any(padding) else x.args[0]
+        return self.emit(at, aten.slice.Tensor, x, dim, 0, end)
 
     def source(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
         """The source of a node before views and permutations, and these, in order."""

@@ -1,0 +1,1 @@
+"""Full-integer LiteRT files: ranges of their tensors."""

@@ -1,0 +1,1 @@
+"""Exact rewritings of graphs and models for runtimes."""

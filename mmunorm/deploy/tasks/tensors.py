@@ -1,0 +1,64 @@
+"""Any model of torch: images to tensors."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor, nn
+
+from ..graph import Pixels, named_outputs
+from ..rewrite.pixels import fold_pixels
+from .base import Host, Task
+
+SIGNATURE = 'classify'
+
+
+class ModelGraph(nn.Module):
+    """Any model of one input tensor, from `images` to its output tensors by name."""
+    inputs = ('images', )
+
+    def __init__(self, model: nn.Module, outputs: Sequence[str], pixels: Pixels | None = None):
+        super().__init__()
+        self.model, self.outputs, self.pixels = model, tuple(outputs), pixels
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Takes the model's input `(N, C, H, W)`, or with `pixels` values from 0 to 255."""
+        if self.pixels is not None:
+            images = self.pixels(images)
+        return tuple(named_outputs(self.model(images)).values())
+
+
+class ChannelsLast(nn.Module):
+    """A graph with channels-last input; `compute(graph, images)` returns its outputs by name."""
+
+    def __init__(self, graph: nn.Module, compute: Callable[[nn.Module, Tensor], dict[str, Tensor]]):
+        super().__init__()
+        self.whole, self.compute = graph, compute  # `graph` is an attribute of torch.fx's modules
+
+    def forward(self, images: Tensor) -> dict[str, Tensor]:
+        """Takes `(N, H, W, C)` float32."""
+        return self.compute(self.whole, images.permute(0, 3, 1, 2))
+
+
+def one_part(graph: nn.Module, images: Tensor, compute: Callable[[nn.Module, Tensor], dict[str, Tensor]]
+             ) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
+    """:meth:`Task.parts` of a graph that is one signature."""
+    sample = dict(images=images.permute(0, 2, 3, 1).contiguous())
+    return {SIGNATURE: (ChannelsLast(fold_pixels(graph, images), compute), sample)}
+
+
+class TensorsHost(Host):
+
+    def first(self, images: np.ndarray) -> tuple[str, np.ndarray]:
+        return SIGNATURE, images.transpose(0, 2, 3, 1)
+
+    def __call__(self, images: np.ndarray) -> list[np.ndarray]:
+        outs = self.call(*self.first(images))
+        return [outs[name] for name in self.meta['outputs']]
+
+
+class Tensors(Task):
+    name, host = 'tensors', TensorsHost
+
+    def parts(self, graph: ModelGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
+        return one_part(graph, images, lambda whole, x: dict(zip(whole.outputs, whole(x), strict=True)))
