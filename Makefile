@@ -16,7 +16,7 @@ OPENMMLAB := .venv-openmmlab-$(TORCH)
 
 # Sophgo's compiler has packages for this Python alone.
 PYTHON310 ?= python3.10
-COMPILERS := .venv-sophgo/.installed .venv-rknn/.installed
+COMPILERS := .venv-sophgo/.installed .venv-rknn/.installed .venv-qnn/.installed
 
 .PHONY: help install test test-fast test-projects test-grid coverage test-openmmlab test-openmmlab-fast mutants lint demo docs zoo gpu chips
 
@@ -106,6 +106,12 @@ zoo: $(STAMP)
 
 gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py
+
+# Qualcomm's provider for ONNX Runtime needs Python 3.11.
+.venv-qnn/.installed: requirements/qnn.txt
+	$(PYTHON) -m venv .venv-qnn
+	.venv-qnn/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 chips: $(STAMP) $(COMPILERS)
 	$(BIN)/python benchmarks/chips.py

@@ -1,6 +1,7 @@
 """Writes a model as a file for a runtime, runs the file once, and compares its outputs with torch."""
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,12 @@ from ..utils import PreflightError, error_text, naming, plural, whole_file, writ
 from .exportable import Exportable
 from .exported import ExportedModel
 from .formats import Format
+from .formats.base import MIN_SNR
 from .graphs import outputs_by_name
 from .progress import progress, stage
 from .snr import deviation, signal_to_noise
 
 MIN_IOU = 0.5
-MIN_SNR = 60.  # in dB, of a file in floating point; float32 has more than 90
 NEGLIGIBLE = 1e-7  # a difference that is no error, as in outputs that are all zero
 MIN_MATCHES = 0.9  # of a detector in floating point; of boxes with nearly equal scores, either may be kept
 COMPARED = 8  # calibration images
@@ -41,8 +42,14 @@ class Differences:
     @property
     def is_float(self) -> bool:
         """Whether a file in floating point may differ so much."""
+        return self.is_within(MIN_SNR)
+
+    def is_within(self, least: float) -> bool:
+        """Whether the SNR of each output is at least `least` dB; detections must be nearly those of floating point."""
+        if least == -math.inf:
+            return True
         if self.expected is None:
-            return all(snr >= MIN_SNR or self.largest[name] <= NEGLIGIBLE for name, snr in self.snr.items())
+            return all(snr >= least or self.largest[name] <= NEGLIGIBLE for name, snr in self.snr.items())
         return (self.matches >= MIN_MATCHES * max(self.expected, self.found) - 1
                 and self.typical.get('scores', 0) < 1e-3)
 
@@ -117,9 +124,9 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
         except Exception as error:  # the converters and runtimes have no class of errors in common
             raise PreflightError(f'{chosen.runtime} does not take {model.meta["model"]}: '
                                  f'{error_text(error)}') from error
-        if not (half or int8 or found.is_float):
+        if not found.is_within(least := chosen.least_snr(half, int8)):
             raise PreflightError(f'{chosen.runtime} computes something else than {model.meta["model"]} on {images}: '
-                                 f'{found} (in floating point at least {MIN_SNR:.0f} dB are expected). No file is '
+                                 f'{found} (in floating point at least {least:.0f} dB are expected). No file is '
                                  'written; choose another format.')
     return ExportReport(path, chosen.size(path, model), model.norms, model.scales, found, images, lines)
 
