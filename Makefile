@@ -114,7 +114,8 @@ gpu: $(STAMP)
 	@touch $@
 
 chips: $(STAMP) $(COMPILERS)
-	$(BIN)/python benchmarks/chips.py
+	$(BIN)/python benchmarks/chips.py $(ARGS)
+	$(BIN)/python benchmarks/chips_time.py
 
 .venv-%/.installed: requirements/%.txt
 	@$(PYTHON310) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 10) else \

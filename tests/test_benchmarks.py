@@ -33,7 +33,7 @@ def script(monkeypatch):
 @pytest.fixture
 def chips(script):
     pytest.importorskip('onnx')
-    return script('chips')
+    return script('chips_time')
 
 
 @pytest.fixture

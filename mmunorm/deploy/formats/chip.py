@@ -62,6 +62,10 @@ class Chip(Format):
         session, self._session = self._session, None
         return session or super().open_new(path)
 
+    @abstractmethod
+    def facts(self, path: Path) -> dict:
+        """What the compiler tells about a file, such as `ms`, an estimate, and `operators`, numbers by name."""
+
     def least_snr(self, half: bool, int8: str | None) -> float:
         return -math.inf if int8 else 30.
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import numpy as np
 from ...utils import PreflightError
 from ..exportable import Exportable
 from ..vendors.process import Vendor
-from .base import register_format, silent
+from .base import counted, register_format, silent
 from .chip import Chip, ChipSession
 from .onnx import read_meta, write_onnx
 
@@ -46,6 +47,15 @@ class Qnn(Chip):
         worker, meta = self.vendor.start(), read_meta(path)
         worker.call('open', model=str(path.resolve()), options=(meta or {}).get('qnn', {}))
         return ChipSession(worker, meta)
+
+    def facts(self, path: Path) -> dict:
+        import onnx
+        kinds = Counter(node.op_type for node in onnx.load(path).graph.node)
+        del kinds['QuantizeLinear'], kinds['DequantizeLinear']
+        return dict(operators=dict(kinds.most_common()))
+
+    def report(self, path: Path) -> list[str]:
+        return [f"operators: {counted(Counter(self.facts(path)['operators']))}"]
 
     def usage(self, path: Path) -> str:
         return "use it: with ONNX Runtime's QNNExecutionProvider on a Snapdragon"

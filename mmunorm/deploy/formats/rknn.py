@@ -62,7 +62,10 @@ class Rknn(Chip):
     def usage(self, path: Path) -> str:
         return f"use it: with Rockchip's runtime for the chip; {self.files(path)[1].name} is for the simulator alone"
 
-    def report(self, path: Path) -> list[str]:
+    def facts(self, path: Path) -> dict:
         with zipfile.ZipFile(self.files(path)[1]) as archive:
-            found = json.loads(archive.read('compiled.json'))
+            return json.loads(archive.read('compiled.json'))
+
+    def report(self, path: Path) -> list[str]:
+        found = self.facts(path)
         return [f"operators: {counted(Counter(found['operators']))}", f"memory moved: {found['megabytes']} MB"]

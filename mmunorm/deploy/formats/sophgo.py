@@ -52,8 +52,11 @@ class Sophgo(Chip):
     def usage(self, path: Path) -> str:
         return "use it: with Sophgo's runtime for the chip, with normalized images"
 
+    def facts(self, path: Path) -> dict:
+        return json.loads(self.files(path)[1].read_text())['compiled']
+
     def report(self, path: Path) -> list[str]:
-        found = json.loads(self.files(path)[1].read_text())['compiled']
+        found = self.facts(path)
         cycles = Counter({name: round(number / 1000) for name, number in found['by_operator'].items()})
         return [f"the compiler's ESTIMATE, not a measurement: {found['ms']:.3f} ms, {found['megabytes']} MB moved",
                 f'thousand cycles: {cycles.total()}, most of them {listed(cycles)}']

@@ -90,8 +90,8 @@ class Worker:
             send(self.process.stdin, dict(call=method, **arguments), arrays)
             header, outs = receive(self.process.stdout)
         except (EOFError, OSError) as error:
-            code = self.process.wait()
-            raise PreflightError(f'{self.vendor.package} ended with exit code {code}: {self._printed(start)}') from error
+            ended = f'{self.vendor.package} ended with exit code {self.process.wait()}'
+            raise PreflightError(f'{ended}: {self._printed(start)}') from error
         if 'error' in header:
             raise PreflightError(f"{self.vendor.package} fails: {self._printed(start, header['error'])}")
         return header, outs
@@ -100,7 +100,7 @@ class Worker:
         self._finalizer()
 
     def _printed(self, start: int, message: str = '') -> str:
-        """The first line of the log after `start` that names an error, a message, and the path of a copy of the log."""
+        """The first error in the log after `start`, a message, and the path of a copy of the log."""
         printed = self.log.read_bytes()
         text = printed[start:].decode(errors='replace')
         lines = [line.strip() for line in re.split(r'[\r\n]+', re.sub(r'\x1b\[[\d;]*m', '', text)) if line.strip()]
