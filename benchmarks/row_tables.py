@@ -203,17 +203,6 @@ def ethos_exact():
         for chip in ('ethos-u85-512', 'ethos-u65-512', 'ethos-u55-256')]
 
 
-def rockchip():
-    found = {}
-    for row in select(read('chips'), chip='RK3588'):
-        found.setdefault((row['network'], row['precision']), {})[row['norm']] = row
-    return ['LN/UN', 'type', 'operators', 'exNorm', 'MB moved', 'SNR in the simulator, dB'], [
-        [network, precision, *('/'.join(form(pair[norm]) for norm in ('LN', 'UN')) for form in (
-            lambda row: str(sum(row['operators'].values())), lambda row: str(row['operators'].get('exNorm', 0)),
-            lambda row: f'{row["megabytes"]:.1f}', lambda row: f'{row["snr"]:.1f}'))]
-        for (network, precision), pair in found.items()]
-
-
 def chip_failures():
     return ['network', 'norm', 'chip', 'type', "the compiler's message"], [
         [row['network'], row['norm'], row['chip'], row['precision'], f'`{row["error"].replace("|", chr(92) + "|")}`']
@@ -462,7 +451,7 @@ def data_files():
 ROW_TABLES = {function.__name__: function for function in (
     simulated, int8_families, adapted_int8, exact_speed, headline, deployed_exact, deployed_xeon, deployed_epyc,
     export_families, chips,
-    ethos_exact, rockchip, chip_failures, chips_real_vit, chips_int8, gpu_inference, gpu_steps, cpu_steps, layers,
+    ethos_exact, chip_failures, chips_real_vit, chips_int8, gpu_inference, gpu_steps, cpu_steps, layers,
     tiny_layer, adapted, adapted_all, adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
     residual_steps, low_light_speed, translation_speed, data_files)}
 ROW_TABLES |= {f'paper_{number}': partial(paper_setting, number) for number in (6, 7, 10)}

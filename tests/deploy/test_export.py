@@ -158,7 +158,7 @@ def test_several_outputs_of_images_that_are_checked_before_they_run(tmp_path):
 @pytest.mark.parametrize('change, how, message', [
     (None, dict(path='m.caffe'), 'must have the suffix .*, got .*m.caffe'),
     (None, dict(path='none/m.onnx'), 'there is no folder .*none'),
-    (None, dict(int8='full'), "int8 of onnx must be one of static, got 'full'"),
+    (None, dict(int8='full'), "int8 of onnx must be one of static, external, got 'full'"),
     (None, dict(int8='static'), "int8='static' takes its ranges from images: give them as calibration"),
     (None, dict(int8='static', calibration=IMAGES[:, :, :8]), r'calibration must be batches of \(N, 3, 56, 56\), got'),
     (None, dict(example=IMAGES[0]), r'example must be a batch of images \(N, C, H, W\), got \(3, 56, 56\)'),
