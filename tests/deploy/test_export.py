@@ -169,7 +169,7 @@ def test_several_outputs_of_images_that_are_checked_before_they_run(tmp_path):
     (None, dict(mean=(0.5, ) * 3, std=(0., 1., 1.)), r'std must have 3 numbers above 0 and at most 1'),
     (None, dict(mean=(123., 116., 103.), std=(58., 57., 57.)), r'mean must have 3 numbers from 0 to 1'),  # of bytes
     (None, dict(mean=(float('nan'), ) * 3, std=(1., ) * 3), r'mean must have 3 numbers from 0 to 1'),
-    (None, dict(int8=False), 'int8 of onnx must be one of static, got False'),
+    (None, dict(int8=False), 'int8 of onnx must be one of static, external, got False'),
     (None, dict(int8='static', calibration=3), 'calibration must be batches of .*, got int'),
     (None, dict(int8='static', calibration=IMAGES.byte()), 'calibration must be images as .*, got torch.uint8'),
     (None, dict(int8='static', calibration=IMAGES / 0), 'calibration must be images as .*, got NaN or infinity'),
