@@ -36,7 +36,7 @@ help:
 	@echo "                the fast ones of the core, 4 minutes after the installation"
 	@echo "make mutants    takes out guards of the code one by one, each of which a test has to miss, 5 minutes"
 	@echo "make gpu        what never ran on a GPU, in 12 minutes of one: docs/results/training.md"
-	@echo "make chips      what compilers of chips tell without the chip, 12 GB and Python 3.10: docs/results/chips.md"
+	@echo "make chips      accuracy and estimates of compilers of chips, 12 GB, Python 3.10 and 3.11: docs/how_to/chips.md"
 	@echo "make lint       ruff, and mypy over the public names"
 	@echo "make docs       the site in site/, seconds after the installation; warnings are errors"
 

@@ -92,7 +92,7 @@ def test_a_process_ends_with_its_session(worker):
     worker.call('double')
     assert worker.process.poll() is None
     worker.close()
-    assert worker.process.returncode == 0
+    assert worker.process.returncode == 0 and not Path(worker.folder.name).exists()
 
 
 @pytest.mark.parametrize('name', CHIPS)

@@ -14,7 +14,7 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.preflight import check_data
 from mmunorm.deploy.export import PARTS, loaded_model, prepare_export, rotation_for
-from mmunorm.deploy.formats import FORMATS, find_format, table
+from mmunorm.deploy.formats import FORMATS, find_format, format_of, table
 from mmunorm.deploy.images import Samples
 from mmunorm.deploy.saving import export_file
 from mmunorm.engine.calibration import training_images
@@ -98,10 +98,11 @@ def file_of(text, checkpoint, chosen, int8):
         quantized = set(chosen.int8_kinds) - set(chosen.float_kinds)
         kind = f'_int8{f"_{int8}" if len(quantized) > 1 else ""}' if int8 in quantized else f'_{int8}' if int8 else ''
         out = checkpoint.with_name(f'{checkpoint.stem}{kind}{suffix}')
-    elif not text.endswith(suffix) and Path(text).suffix in {form.suffixes[0] for form in FORMATS.values()}:
-        raise PreflightError(f'--out {text} has the suffix of another format: this one has {suffix}.')
     else:
-        out = Path(text if text.endswith(suffix) else text + suffix)
+        has_suffix = any(text.endswith(form.suffixes[0]) for form in FORMATS.values())
+        out = Path(text if has_suffix else text + suffix)
+    if format_of(out) is not chosen:  # such as m.qnn.onnx for ONNX
+        raise PreflightError(f'--out {text} has the suffix of another format: this one has {suffix}.')
     if checkpoint == out.with_suffix('.bin'):
         raise PreflightError(f'the export would overwrite the checkpoint {checkpoint}; choose another --out.')
     return out

@@ -64,7 +64,7 @@ class Worker:
     """A process of a vendor's Python that runs the methods of the script's compiler.
 
     Its working directory is a folder of its own, with a log of what the vendor prints. Both are deleted with this
-    object, the log not after an error.
+    object; after an error a copy of the log stays.
     """
 
     def __init__(self, vendor: Vendor):
@@ -78,7 +78,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [python, '-u', vendor.script], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, cwd=self.folder.name, env=environment)
-        self._finalizer = weakref.finalize(self, _stop, self.process)
+        self._finalizer = weakref.finalize(self, _stop, self.process, self.folder)
 
     def call(self, method: str, *arrays: np.ndarray, **arguments) -> tuple[dict, list[np.ndarray]]:
         """The result of a method of the compiler.
@@ -111,8 +111,8 @@ class Worker:
         return f"{found[:300]}{'' if message in found else f' ({message[:300]})'}; all that it printed: {kept}"
 
 
-def _stop(process: subprocess.Popen) -> None:
-    """Ends a process by closing its input, as it would by itself."""
+def _stop(process: subprocess.Popen, folder: tempfile.TemporaryDirectory) -> None:
+    """Ends a process by closing its input, as it would by itself, and deletes its folder."""
     for stream in (process.stdin, process.stdout):
         with suppress(OSError):  # it has ended, with something unsent
             stream.close()
@@ -121,3 +121,4 @@ def _stop(process: subprocess.Popen) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    folder.cleanup()
