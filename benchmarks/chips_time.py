@@ -22,7 +22,7 @@ from mmunorm import fuse_norms, replace_norms
 from mmunorm.cli.arguments import command
 from mmunorm.deploy.edge import with_edge_layers
 from mmunorm.deploy.exportable import Exportable
-from mmunorm.deploy.formats.onnx import write_onnx
+from mmunorm.deploy.formats.onnx import lower_opset, write_onnx
 from mmunorm.deploy.layouts import for_chips
 from mmunorm.deploy.vendors.sophgo_profile import read_profile
 from mmunorm.deploy.windows import StaticWindowMSA, with_windows
@@ -30,7 +30,6 @@ from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import PreflightError, whole_file, write_text
 from projects.paper.paper.curves import COLOURS
 
-import onnx
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
@@ -50,7 +49,6 @@ KINDS = {'matrix products': ('MatMul', 'Conv', 'Conv2D'), 'softmax': ('Softmax',
          'casts': ('Cast', ), 'waiting for memory': ('Load', 'Store'),
          'layouts': ('Permute', 'Reshape', 'Slice', 'Concat', 'SwapDimInner'), 'GELU': ('Lut', 'Active')}
 FAILURE = re.compile(r'UNREACHABLE|Assert|error:|Error\b|E build:|not support', re.IGNORECASE)
-UNSUPPORTED = ('noop_with_empty_axes', 'keep_aspect_ratio_policy', 'antialias')  # attributes that opset 17 lacks
 LAYER = re.compile(r'\] \d+ +(\w+) +\w+ +(?:NPU|CPU|GPU) .*?\d+/\d+/\d+ +(\d+) ')
 
 
@@ -122,16 +120,7 @@ def write_graph(graph, images, path):
     out = graph(images[:1])
     graph.outputs = tuple(f'out{index}' for index in range(len(out) if isinstance(out, tuple) else 1))
     write_onnx(Exportable(graph, graph, {}, (images[:1], ), None, 0), path)
-    content = onnx.load(path)
-    for node in content.graph.node:
-        if node.op_type in ('ReduceMean', 'ReduceMin') and len(node.input) == 2:
-            name = node.input.pop()
-            axes, = (tensor for tensor in content.graph.initializer if tensor.name == name)
-            node.attribute.append(onnx.helper.make_attribute('axes', onnx.numpy_helper.to_array(axes).tolist()))
-        for attribute in [attribute for attribute in node.attribute if attribute.name in UNSUPPORTED]:
-            node.attribute.remove(attribute)
-    content.opset_import[0].version = 17
-    onnx.save(content, path)
+    lower_opset(path)
 
 
 def write_images(images, folder):

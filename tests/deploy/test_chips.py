@@ -13,6 +13,8 @@ from torch import nn
 import mmunorm
 from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
 from mmunorm.deploy.formats.chip import Chip
+from mmunorm.deploy.formats.onnx import lower_opset
+from mmunorm.deploy.formats.sophgo import keep_affine
 from mmunorm.deploy.images import Samples, batch_of
 from mmunorm.deploy.vendors import process
 from mmunorm.deploy.vendors.graph import DIMENSIONS, for_compiler, images_for, outputs_of
@@ -211,6 +213,35 @@ def test_an_onnx_file_for_other_compilers(affine, tmp_path):
     assert FORMATS['onnx'].prepares['external'] == FORMATS['rknn'].prepares['static'] == 'compiler'
 
 
+@pytest.mark.parametrize('affine', [True, False])
+def test_sophgos_compiler_sees_a_factor_and_a_summand(affine, tmp_path):
+    """It leaves out those of 1 and 0; others stay as they are."""
+    model, images = WithLn(affine).eval(), torch.rand(1, 3, 16, 16)
+    if affine:
+        nn.init.normal_(model.norm.bias)
+    mmunorm.export(model, images, tmp_path / 'm.onnx', int8='external')
+    keep_affine(tmp_path / 'm.onnx')
+    graph = onnx.load(tmp_path / 'm.onnx').graph
+    norm, = (node for node in graph.node if node.op_type == 'LayerNormalization')
+    factor, summand = (onnx.numpy_helper.to_array(tensor) for name in norm.input[1:] for tensor in graph.initializer
+                       if tensor.name == name)
+    if affine:
+        assert np.array_equal(factor, model.norm.weight.detach()) and np.array_equal(summand, model.norm.bias.detach())
+    else:
+        assert (factor != 1).all() and np.abs(factor - 1).max() < 2e-7 and 0 < summand.min() == summand.max() < 1e-29
+    assert mmunorm.compare(tmp_path / 'm.onnx', model, images).snr['output'] > 90
+
+
+def test_an_older_opset(tmp_path):
+    model, images = WithLn().eval(), torch.rand(2, 3, 16, 16)
+    mmunorm.export(model, images[:1], tmp_path / 'm.onnx', int8='external')
+    lower_opset(tmp_path / 'm.onnx')
+    content = onnx.load(tmp_path / 'm.onnx')
+    onnx.checker.check_model(content, full_check=True)
+    assert content.opset_import[0].version == 17 and 'ReduceMean' in {node.op_type for node in content.graph.node}
+    assert mmunorm.compare(tmp_path / 'm.onnx', model, images).snr['output'] > 90
+
+
 def test_a_wrong_file_for_other_compilers_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr('mmunorm.deploy.formats.onnx.outputs_of', lambda outs, meta: [out * 1.01 for out in outs])
     with pytest.raises(PreflightError, match='computes something else'):
@@ -255,6 +286,28 @@ def test_a_small_model_in_a_simulator(chip, affine, tmp_path):
     if affine:
         half = mmunorm.export(model, images[:1], path, **how)
         assert half.difference.snr['output'] > 40
+
+
+class Map(nn.Module):
+    """Tokens, a map, and a LayerNorm without a factor: Sophgo's compiler failed."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.linear, self.norm = nn.Conv2d(3, 32, 4, 4), nn.Linear(32, 32), nn.LayerNorm(
+            32, elementwise_affine=False)
+
+    def forward(self, images):
+        x = self.conv(images).permute(0, 2, 3, 1).reshape(1, -1, 32)
+        return self.norm((x + self.linear(x)).reshape(1, 8, 8, 32))
+
+
+@pytest.mark.slow
+def test_a_map_in_a_simulator(chip, tmp_path):
+    images = torch.rand(4, 3, 32, 32)
+    report = mmunorm.export(Map().eval(), images[:1], tmp_path / f'm{CHIPS[chip].suffixes[0]}', int8='static',
+                            calibration=images)
+    assert report.difference.snr['output'] > 20
 
 
 @pytest.mark.slow

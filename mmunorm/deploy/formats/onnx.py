@@ -19,6 +19,7 @@ from ..vendors.graph import for_compiler, images_for, outputs_of
 from .base import KEY, Format, Session, Variant, register_format, silent
 
 LARGEST_HALF = 65504.
+OPSET_18 = ('noop_with_empty_axes', 'keep_aspect_ratio_policy', 'antialias')  # attributes that opset 17 lacks
 IR_VERSION = 8  # that of opset 18; compilers of chips have an older onnx than torch
 # The quantized operators. Without Add and Mul, which would quantize the residual stream to 8 bits.
 INT8_OPERATORS = ['Conv', 'Gemm', 'MatMul']
@@ -84,6 +85,21 @@ def read_meta(path: Path) -> dict | None:
     """The metadata of a file; None if it has none."""
     import onnx
     return _meta_in(onnx.load(path, load_external_data=False).doc_string)
+
+
+def lower_opset(path: Path) -> None:
+    """Writes a file of :func:`write_onnx` in opset 17, for compilers that know no newer one, in place."""
+    import onnx
+    model = onnx.load(path)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type in ('ReduceMean', 'ReduceMin', 'ReduceMax') and len(node.input) == 2:
+            axes = onnx.numpy_helper.to_array(weights[node.input.pop()])
+            node.attribute.append(onnx.helper.make_attribute('axes', axes.tolist()))
+        for attribute in [attribute for attribute in node.attribute if attribute.name in OPSET_18]:
+            node.attribute.remove(attribute)
+    model.opset_import[0].version = 17
+    onnx.save(model, path)
 
 
 def _meta_in(text: str) -> dict | None:
