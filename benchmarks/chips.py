@@ -138,8 +138,9 @@ def against(got, exact):
     got, exact = got.astype(np.float64), exact.astype(np.float64)
     noise, signal = np.square(got - exact).sum(1), np.square(exact).sum(1)
     x, y = got - got.mean(0), exact - exact.mean(0)
-    return dict(snr=float(10 * np.log10(signal.sum() / noise.sum())), worst=float((10 * np.log10(signal / noise)).min()),
-                centered=float((x * y).sum() / np.sqrt(np.square(x).sum() * np.square(y).sum())), images_tested=len(got))
+    found = dict(snr=10 * np.log10(signal.sum() / noise.sum()), worst=(10 * np.log10(signal / noise)).min(),
+                 centered=(x * y).sum() / np.sqrt(np.square(x).sum() * np.square(y).sum()))
+    return {name: float(value) for name, value in found.items()} | dict(images_tested=len(got))
 
 
 def pixels(images):
