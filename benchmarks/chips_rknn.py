@@ -1,4 +1,4 @@
-"""Builds an ONNX file for the RK3588 and runs the compiler's simulator, for chips.py, with the Python of .venv-rknn.
+"""Builds an ONNX file for the RK3588 and runs the simulator, for chips_time.py, with the Python of .venv-rknn.
 
     python chips_rknn.py FILE.onnx INT8|F16 FOLDER
 

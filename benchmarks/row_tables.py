@@ -186,17 +186,6 @@ def ethos_exact():
         for chip in ('ethos-u85-512', 'ethos-u65-512', 'ethos-u55-256')]
 
 
-def rockchip():
-    found = {}
-    for row in select(read('chips'), chip='RK3588'):
-        found.setdefault((row['network'], row['precision']), {})[row['norm']] = row
-    return ['LN/UN', 'type', 'operators', 'exNorm', 'MB moved', 'SNR in the simulator, dB'], [
-        [network, precision, *('/'.join(form(pair[norm]) for norm in ('LN', 'UN')) for form in (
-            lambda row: str(sum(row['operators'].values())), lambda row: str(row['operators'].get('exNorm', 0)),
-            lambda row: f'{row["megabytes"]:.1f}', lambda row: f'{row["snr"]:.1f}'))]
-        for (network, precision), pair in found.items()]
-
-
 def chip_failures():
     return ['network', 'norm', 'chip', 'type', "the compiler's message"], [
         [row['network'], row['norm'], row['chip'], row['precision'], f'`{row["error"].replace("|", chr(92) + "|")}`']
@@ -212,10 +201,24 @@ def chips_real_vit():
         [chip, precision, opt, chip_cell(pair)] for (chip, precision, opt), pair in found.items()]
 
 
-def chips_accuracy():
-    return ['BM1688, simulator', 'SNR to the original, dB', 'to itself in float, dB', 'centered class token'], [
-        [row['norm'], f'{row["snr"]:.1f}', f'{row["snr_to_itself"]:.1f}', f'{row["centred"]:.3f}']
-        for row in read('chips_accuracy')]
+def chips_int8():
+    """LN's files and folded ones in the simulators of chips' compilers, a row a network, image set and file."""
+    found, rows = {}, read('chips_int8')
+    for row in rows:
+        found.setdefault((row['network'], row['images'], row['chip'], row['cure'] or 'default'), {})[row['form']] = row
+    forms = list(dict.fromkeys(row['form'] for row in rows))
+
+    def cell(row):
+        if row is None:
+            return ''
+        if 'error' in row:
+            return 'fails'
+        score = f', {row["metrics"]["accuracy/top1"]:.2f} %' if 'metrics' in row else ''
+        ms = f', {row["ms"]:.2f} ms' if 'ms' in row else ''
+        return f'{row["snr"]:.1f} / {row["worst"]:.1f}{score}{ms}'
+
+    return ['network', 'images', 'chip', 'file', *forms], [
+        [*key, *(cell(pair.get(form)) for form in forms)] for key, pair in found.items()]
 
 
 # Training, and inference on a GPU.
@@ -401,7 +404,7 @@ def translation_speed():
 # Which command writes a file of rows, by the beginning of its name.
 COMMANDS = {
     'adapt_vit': 'benchmarks/adapt_vit.py', 'amd_epyc': 'benchmarks/fuse_models.py',
-    'chips_accuracy': 'benchmarks/chips_accuracy.py', 'chips': 'benchmarks/chips.py',
+    'chips_int8': 'benchmarks/chips.py', 'chips': 'benchmarks/chips_time.py',
     'deployed_': 'benchmarks/deployed_speed.py', 'ethos_u': 'benchmarks/ethos_u.py',
     'exact_int8': 'benchmarks/exact_int8.py', 'exact_speed': 'files in rotation in one process',
     'export_families': 'benchmarks/export_families.py', 'gpu_': 'benchmarks/gpu.py', 'int8': 'benchmarks/int8.py',
@@ -430,7 +433,7 @@ def data_files():
 ROW_TABLES = {function.__name__: function for function in (
     int8_families, adapted_int8, exact_speed, headline, deployed_exact, deployed_xeon, deployed_epyc,
     export_families, chips,
-    ethos_exact, rockchip, chip_failures, chips_real_vit, chips_accuracy, gpu_inference, gpu_steps, cpu_steps, layers,
+    ethos_exact, chip_failures, chips_real_vit, chips_int8, gpu_inference, gpu_steps, cpu_steps, layers,
     tiny_layer, adapted, adapted_all, adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
     residual_steps, low_light_speed, translation_speed, data_files)}
 ROW_TABLES |= {f'paper_{number}': partial(paper_setting, number) for number in (6, 7, 10)}

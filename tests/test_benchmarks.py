@@ -33,7 +33,7 @@ def script(monkeypatch):
 @pytest.fixture
 def chips(script):
     pytest.importorskip('onnx')
-    return script('chips')
+    return script('chips_time')
 
 
 @pytest.fixture
@@ -190,3 +190,48 @@ def test_a_failing_compiler_is_a_row_and_rows_are_kept(chips, monkeypatch, tmp_p
     rows = list(chips.new_rows(args, {('DeiT-S', 'UN', 'BM1688', 'F16')}))
     assert rows == [dict(network='DeiT-S', norm='LN', chip='BM1688', precision='F16', compiler='tpu_mlir 1.30.2',
                          error='UNREACHABLE executed at C.cpp:4!')]
+
+
+def test_rows_of_files_for_chips(script, monkeypatch, tmp_path):
+    """Missing rows alone are measured; what a compiler says is in the row, without paths of this machine."""
+    pytest.importorskip('onnx')
+    chips = script('chips')
+    from mmunorm.deploy.formats.chip import Chip
+    from mmunorm.deploy.formats.onnx import OnnxSession, write_onnx
+    from mmunorm.deploy.vendors.process import Vendor
+    from mmunorm.utils import PreflightError
+
+    class Simulated(Chip):
+        name, suffixes, in_file = 'simulated', ('.sim', ), True
+        vendor = Vendor('simulated', 'numpy', 'numpy 2')
+
+        def compile(self, model, path, images, int8, options):
+            assert len(list(images)) == 3 * int8
+            if options:
+                raise PreflightError('E: no KL; all that it printed: /tmp/a.log')
+            write_onnx(model, path)
+            return self.load(path, None)
+
+        def load(self, path, threads):
+            return OnnxSession(path, threads)
+
+        def facts(self, path):
+            return dict(ms=1.5)
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(3, 4, 16, 16), nn.Flatten(), nn.Linear(784, 5)).eval()
+    monkeypatch.setitem(chips.FORMATS, 'rknn', Simulated())
+    monkeypatch.setattr(chips, 'models', lambda *_: (network, None))
+    for split in ('train', 'test'):
+        (tmp_path / split).mkdir()
+        for index in range(3):
+            Image.effect_noise((256, 256), 20 + index).convert('RGB').save(tmp_path / f'{split}/{index}.png')
+    call = ['--networks', 'DeiT-S', 'ViT-S', '--chips', 'RK3588', '--crops', f'noise={tmp_path}', '--out',
+            str(tmp_path / 'rows.jsonl')]
+    for cures in (['', 'F16'], ['', 'F16', 'KL']):
+        chips.main([*call, '--cures', *cures])
+    rows = [json.loads(line) for line in (tmp_path / 'rows.jsonl').read_text().splitlines()]
+    assert [(row['form'], row['cure']) for row in rows] == [
+        ('LN', ''), ('LN', 'F16'), ('exact', ''), ('exact', 'F16'), ('LN', 'KL'), ('exact', 'KL')]
+    assert all(row['snr'] > 90 and row['ms'] == 1.5 and row['images_tested'] == 3 for row in rows[:4])
+    assert rows[4]['error'] == 'E: no KL'

@@ -27,7 +27,7 @@ SPREAD = 4  # times the example's standard deviation, too
 
 def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None = None,
            calibration: Tensor | Iterable[Tensor] | None = None, mean: Sequence[float] | None = None,
-           std: Sequence[float] | None = None) -> ExportReport:
+           std: Sequence[float] | None = None, **options) -> ExportReport:
     """Writes a model of timm, torchvision, transformers or any other as a file for a runtime, and compares the two.
 
     Fold its norms first, see :func:`mmunorm.fuse_norms`. The model stays as it is.
@@ -36,16 +36,19 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
         model (nn.Module): takes images `(N, C, H, W)`, and returns a tensor, or a tuple or dict of tensors, whose first
             dimension is N.
         example (Tensor): a batch as the model takes it. The file takes as many images of the same size at once.
-        path: its ending is the format: `.onnx`, `.xml` (OpenVINO), `.tflite` (LiteRT), `.vela.tflite` (Arm Ethos-U) or
-            `.pte` (ExecuTorch).
-        int8 (str, optional): a kind of INT8: 'static' of ONNX, OpenVINO and ExecuTorch; 'dynamic', 'products' or
-            'full' of LiteRT. Defaults to floating point, with Ethos-U to 'full'.
+        path: its ending is the format: `.onnx`, `.xml` (OpenVINO), `.tflite` (LiteRT), `.vela.tflite` (Arm Ethos-U),
+            `.pte` (ExecuTorch), `.rknn` (Rockchip), `.qnn.onnx` (Qualcomm) or `.bmodel` (Sophgo).
+        int8 (str, optional): a kind of INT8: 'static' of ONNX, OpenVINO, ExecuTorch and the chips; 'external' of ONNX,
+            a file in floating point for compilers that quantize by themselves; 'dynamic', 'products' or 'full' of
+            LiteRT. Defaults to floating point, with Ethos-U to 'full', with the chips to float16.
         calibration: images that the ranges of INT8 are taken from, a batch or an iterable of batches, as the model
             takes them; of more than 512, evenly spaced ones of a batch, or the first ones of an iterable. Not needed
             for 'dynamic'. Some of them and the example are compared with torch in the report, which has a warning if
             they do not look like the example.
         mean, std (Sequence[float], optional): what the model's images are normalized with, for pixels from 0 to 1 as in
             timm's `pretrained_cfg` and transformers' `image_mean`. The file then takes pixels from 0 to 255.
+        **options: those of the format: `accelerator` of Ethos-U; of a chip's compiler, its own by name, such as
+            `target_platform='rk3576'` (Rockchip), `processor='bm1684x'` (Sophgo) or `activation_type='QUInt16'` (QNN).
 
     Raises:
         TypeError: `model` is no module.
@@ -55,6 +58,7 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
     """
     chosen, path = format_of(path), Path(path)
     int8 = chosen.check(int8)
+    chosen.check_options(options)
     if calibration is not None and int8 is None:
         raise PreflightError(f'calibration is for INT8, and int8 is not given: one of {", ".join(chosen.int8_kinds)}.')
     if calibration is None and chosen.needs_images(int8):
@@ -69,7 +73,7 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
         if doubt := unlike(example.detach().cpu().float(), images):
             warn(doubt)
         samples = _samples(images, exportable.meta)
-    report = export_file(exportable, chosen, path, int8=int8, samples=samples)
+    report = export_file(exportable, chosen, path, int8=int8, samples=samples, **options)
     return replace(report, lines=[f'warning: {doubt}', *report.lines]) if doubt else report
 
 

@@ -152,6 +152,6 @@ def _check_preprocessing(model: nn.Module, graph: nn.Module, meta: dict, inputs:
     except Exception as error:  # that of a project may raise any
         raise PreflightError(f'{meta["model"]} with {preprocessor}, its data_preprocessor, cannot be compared with '
                              f'what would be exported: {error_text(error)}.') from error
-    if not found.is_float:
+    if not found.is_within():
         raise PreflightError(f'{preprocessor}, the data_preprocessor of {meta["model"]}, does something that the file '
                              f'would not: {found}.')

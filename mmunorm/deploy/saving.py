@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..utils import PreflightError, error_text, naming, plural, whole_file, written_file
-from .comparison import MIN_SNR, Differences
+from .comparison import Differences
 from .formats import Format
 from .formats.base import stage
 from .graph import Exportable, outputs_by_name
@@ -91,9 +91,9 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
         except Exception as error:  # the converters and runtimes have no class of errors in common
             raise PreflightError(f'{chosen.runtime} does not take {model.meta["model"]}: '
                                  f'{error_text(error)}') from error
-        if not (half or int8 or found.is_float):
+        if not found.is_within(least := chosen.least_snr(half, int8)):
             raise PreflightError(f'{chosen.runtime} computes something else than {model.meta["model"]} on {source}: '
-                                 f'{found} (in floating point at least {MIN_SNR:.0f} dB are expected). No file is '
+                                 f'{found} (in floating point at least {least:.0f} dB are expected). No file is '
                                  'written; choose another format.')
     return ExportReport(path, chosen.size(path, model), model.norms, model.scales, found, source, lines)
 

@@ -159,7 +159,7 @@ def test_several_outputs_of_images_that_are_checked_before_they_run(tmp_path):
 @pytest.mark.parametrize('change, how, message', [
     (None, dict(path='m.caffe'), 'must have the suffix .*, got .*m.caffe'),
     (None, dict(path='none/m.onnx'), 'there is no folder .*none'),
-    (None, dict(int8='full'), "int8 of onnx must be one of static, got 'full'"),
+    (None, dict(int8='full'), "int8 of onnx must be one of static, external, got 'full'"),
     (None, dict(int8='static'), "int8='static' takes its ranges from images: give them as calibration"),
     (None, dict(int8='static', calibration=IMAGES[:, :, :8]), r'calibration must be batches of \(N, 3, 56, 56\), got'),
     (None, dict(example=IMAGES[0]), r'example must be a batch of images \(N, C, H, W\), got \(3, 56, 56\)'),
@@ -170,7 +170,7 @@ def test_several_outputs_of_images_that_are_checked_before_they_run(tmp_path):
     (None, dict(mean=(0.5, ) * 3, std=(0., 1., 1.)), r'std must have 3 numbers above 0 and at most 1'),
     (None, dict(mean=(123., 116., 103.), std=(58., 57., 57.)), r'mean must have 3 numbers from 0 to 1'),  # of bytes
     (None, dict(mean=(float('nan'), ) * 3, std=(1., ) * 3), r'mean must have 3 numbers from 0 to 1'),
-    (None, dict(int8=False), 'int8 of onnx must be one of static, got False'),
+    (None, dict(int8=False), 'int8 of onnx must be one of static, external, got False'),
     (None, dict(int8='static', calibration=3), 'calibration must be batches of .*, got int'),
     (None, dict(int8='static', calibration=IMAGES.byte()), 'calibration must be images as .*, got torch.uint8'),
     (None, dict(int8='static', calibration=IMAGES / 0), 'calibration must be images as .*, got NaN or infinity'),

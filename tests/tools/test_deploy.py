@@ -90,9 +90,13 @@ def test_int8(classifier):
 def test_where_the_file_goes():
     for text, expected in ((None, 'runs/epoch_8.xml'), ('runs/v1.2', 'runs/v1.2.xml'), ('runs/v1.xml', 'runs/v1.xml')):
         assert EXPORT.file_of(text, Path('runs/epoch_8.pth'), FORMATS['openvino'], None) == Path(expected)
-    assert EXPORT.file_of(None, Path('a.pth'), FORMATS['onnx'], 'static') == Path('a_int8.onnx')
+    for name, kind, expected in (('onnx', 'static', 'a_int8.onnx'), ('onnx', 'external', 'a_external.onnx'),
+                                 ('litert', 'full', 'a_int8_full.tflite'), ('qnn', 'static', 'a_int8.qnn.onnx')):
+        assert EXPORT.file_of(None, Path('a.pth'), FORMATS[name], kind) == Path(expected)
     with pytest.raises(PreflightError, match='a.onnx has the suffix of another format: this one has .xml'):
         EXPORT.file_of('a.onnx', Path('b.pth'), FORMATS['openvino'], None)
+    with pytest.raises(PreflightError, match='a.qnn.onnx has the suffix of another format: this one has .onnx'):
+        EXPORT.file_of('a.qnn.onnx', Path('b.pth'), FORMATS['onnx'], None)
     with pytest.raises(PreflightError, match='overwrite the checkpoint m.bin'):
         EXPORT.file_of('m', Path('m.bin'), FORMATS['openvino'], None)
 

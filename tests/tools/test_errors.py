@@ -103,6 +103,8 @@ EXPORT = [(f'deploy/export {call}', message) for call, message in [
     ('{un} un.pth --format openvno', 'did you mean openvino?'),
     ('{un} un.pth --format onnx --dynamic --batch 2', '--batch cannot be combined with --dynamic'),
     ('{un} un.pth --format onnx --int8 --half', '--half cannot be combined with --int8'),
+    ('{un} un.pth --format onnx --vendor a=1', '--vendor is for compilers of chips, and --format onnx has none'),
+    ('{un} un.pth --format onnx --vendor a', "argument --vendor: must be NAME=VALUE, got 'a'"),
     ('{un} un.pth --format onnx --int8 --dynamic', '--dynamic cannot be combined with --int8'),
     ('{un} un.pth --format onnx --int8 --batch 9', '--batch 9'),
     ('{un} un.pth --format onnx --shape 12 12 --out a', 'does not run on images of 12 x 12'),
@@ -118,7 +120,7 @@ DEPLOY = [
 ]
 SHIP = [(f'ship {call} --format onnx', message) for call, message in [
     ('{ln} ln.pth --out out --steps -1', 'argument --steps: must be at least 0, got -1'),
-    ('{ln} ln.pth --out out --int8 full', "--int8 of onnx must be one of static, got 'full'"),
+    ('{ln} ln.pth --out out --int8 full', "--int8 of onnx must be one of static, external, got 'full'"),
     ('{ln} nowhere.pth --out out', 'no checkpoint nowhere.pth'),
     ('{ln} nowhere.pth --out out --to exact', 'no checkpoint nowhere.pth'),
     ('{ln} ln.pth --out out --cfg-options model.head.in_channels=3', 'does not fit the config'),

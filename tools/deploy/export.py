@@ -1,5 +1,6 @@
 """Exports a trained model with folded norms to a file for a runtime: offline norms whole, LayerNorms except a scale."""
 import argparse
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.data_checks import check_data
-from mmunorm.deploy.formats import FORMATS, find_format, table
+from mmunorm.deploy.formats import FORMATS, find_format, format_of, table
 from mmunorm.deploy.openmmlab import PARTS, loaded_model, prepare_export, rotation_for
 from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.saving import export_file
@@ -34,6 +35,9 @@ def parse_args(argv=None):
                         help='quantize to INT8; the table below lists the kinds, the default first')
     parser.add_argument('--num-samples', type=positive, default=300,
                         help='training images for INT8 calibration (default: 300)')
+    parser.add_argument('--vendor', nargs='+', type=named_value, metavar='NAME=VALUE',
+                        help="of compilers of chips: the compiler's own options, such as target_platform=rk3576 "
+                        '(rknn), processor=bm1684x (sophgo) or activation_type=QUInt16 (qnn)')
     parser.add_argument('--dynamic', action='store_true',
                         help='take any number of images; with a Swin, also of any size')
     parser.add_argument('--parts', choices=PARTS, default=PARTS[0],
@@ -65,24 +69,40 @@ def parse_args(argv=None):
     return args
 
 
+def named_value(text):
+    """NAME=VALUE as a pair; a value is JSON, such as a number or true, or text."""
+    name, equals, value = text.partition('=')
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f'must be NAME=VALUE, got {text!r}')
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def options_of(args, chosen):
     """The options of the format that were given."""
-    given = {name for form in FORMATS.values() for name in form.options if getattr(args, name) is not None}
-    if others := sorted(given - set(chosen.options)):
+    given = {name: getattr(args, name) for form in FORMATS.values() for name in form.options
+             if getattr(args, name) is not None}
+    if args.vendor and not chosen.takes_vendor_options:
+        raise PreflightError(f'--vendor is for compilers of chips, and --format {chosen.name} has none.')
+    if others := sorted(given.keys() - set(chosen.options)):
         raise PreflightError(f'--{others[0]} is not an option of --format {chosen.name}.')
-    return {name: getattr(args, name) for name in given}
+    return given | dict(args.vendor or ())
 
 
 def file_of(text, checkpoint, chosen, int8):
     """The output path; its name has the kind of INT8 if the format has several."""
     suffix = chosen.suffixes[0]
     if text is None:
-        kind = f'_int8{f"_{int8}" if len(chosen.int8_kinds) > 1 else ""}' if int8 else ''
+        quantized = set(chosen.int8_kinds) - set(chosen.float_kinds)
+        kind = f'_int8{f"_{int8}" if len(quantized) > 1 else ""}' if int8 in quantized else f'_{int8}' if int8 else ''
         out = checkpoint.with_name(f'{checkpoint.stem}{kind}{suffix}')
-    elif not text.endswith(suffix) and Path(text).suffix in {form.suffixes[0] for form in FORMATS.values()}:
-        raise PreflightError(f'--out {text} has the suffix of another format: this one has {suffix}.')
     else:
-        out = Path(text if text.endswith(suffix) else text + suffix)
+        has_suffix = any(text.endswith(form.suffixes[0]) for form in FORMATS.values())
+        out = Path(text if has_suffix else text + suffix)
+    if format_of(out) is not chosen:  # such as m.qnn.onnx for ONNX
+        raise PreflightError(f'--out {text} has the suffix of another format: this one has {suffix}.')
     if checkpoint == out.with_suffix('.bin'):
         raise PreflightError(f'the export would overwrite the checkpoint {checkpoint}; choose another --out.')
     return out

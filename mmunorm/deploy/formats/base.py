@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import shlex
@@ -9,7 +10,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, requires
@@ -21,6 +22,7 @@ import torch
 
 from ...registry import is_missing
 from ...utils import PreflightError, error_text
+from ..comparison import MIN_SNR
 from ..graph import Exportable
 
 KEY = 'mmunorm'  # of the metadata in the files
@@ -59,6 +61,10 @@ class Format(ABC):
     int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the default first
     takes_half: bool = True  # writes weights in float16, too
     takes_dynamic: bool = True  # writes graphs with dynamic shapes, too
+    float_kinds: tuple[str, ...] = ()  # of `int8_kinds`, those whose files are in floating point for other compilers
+    # By kind of INT8, the form of a fold that suits it: 'compiler' is that of compilers which quantize by themselves.
+    prepares: dict[str, str] = {}
+    takes_vendor_options: bool = False  # any, which the vendor's compiler checks
     is_offered: bool = True  # by tools/deploy/export.py
     uncalibrated: tuple[str, ...] = ()  # the kinds of INT8 that need no training images
     int8_packages: tuple[str, ...] = ()  # also required for exporting to INT8
@@ -87,6 +93,11 @@ class Format(ABC):
             raise PreflightError(f'the exporter needs torch 2.9 or newer, but {torch.__version__} is installed.')
         return self.int8_kinds[0] if int8 == '' else int8
 
+    def check_options(self, names: Iterable[str]) -> None:
+        """Raises a PreflightError if one of these is no option of this format."""
+        if not self.takes_vendor_options and (unknown := sorted(set(names) - set(self.options))):
+            raise PreflightError(f'{unknown[0]} is not an option of the format {self.name}.')
+
     def check_model(self, model: Exportable, half: bool = False) -> None:
         """Raises a PreflightError if this format does not support a model, or `half`."""
         if half and not self.takes_half or model.open_shapes and not self.takes_dynamic:
@@ -103,6 +114,10 @@ class Format(ABC):
     def needs_images(self, int8: str | None) -> bool:
         """Whether a kind of INT8 needs training images for calibration."""
         return int8 is not None and int8 not in self.uncalibrated
+
+    def least_snr(self, half: bool, int8: str | None) -> float:
+        """The SNR in dB below which a file is refused."""
+        return -math.inf if half or int8 and int8 not in self.float_kinds else MIN_SNR
 
     @abstractmethod
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,

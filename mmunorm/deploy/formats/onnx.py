@@ -13,9 +13,12 @@ import torch
 
 from ..graph import Exportable, exporting
 from ..rewrite.operators import LOWEST
+from ..vendors.graph import for_compiler, images_for, outputs_of
 from .base import KEY, Format, Session, Variant, register_format, silent, stage
 
 LARGEST_HALF = 65504.
+OPSET_18 = ('noop_with_empty_axes', 'keep_aspect_ratio_policy', 'antialias')  # attributes that opset 17 lacks
+IR_VERSION = 8  # that of opset 18; compilers of chips have an older onnx than torch
 # The quantized operators. Without Add and Mul, which would quantize the residual stream to 8 bits.
 INT8_OPERATORS = ['Conv', 'Gemm', 'MatMul']
 # Prefixes of the names of a Performer's nodes. Its exponentials amplify errors.
@@ -35,11 +38,14 @@ class OnnxSession(Session):
         options.add_session_config_entry('session.intra_op.allow_spinning', '0')
         # Only the CPU: TensorRT would build an engine for minutes.
         self.session = onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
-        self.meta = json.loads(self.session.get_modelmeta().custom_metadata_map.get(KEY, 'null'))
+        self.meta = _meta_in(self.session.get_modelmeta().description)
         self.names = [value.name for value in self.session.get_inputs()]
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        return self.session.run(None, dict(zip(self.names, arrays, strict=True)))
+        if 'host' not in self.meta:
+            return self.session.run(None, dict(zip(self.names, arrays, strict=True)))
+        images = images_for(arrays, self.meta)
+        return outputs_of(self.session.run(None, dict(zip(self.names, [images], strict=True))), self.meta)
 
 
 @register_format
@@ -47,13 +53,14 @@ class Onnx(Format):
     name, suffixes, runtime = 'onnx', ('.onnx', ), 'ONNX Runtime'
     packages, run_packages = ('onnx', 'onnxscript', 'onnxruntime'), ('onnxruntime', )
     tasks = ('classifier', 'detector', 'features', 'tensors')
-    int8_kinds = ('static', )
+    int8_kinds, uncalibrated, float_kinds = ('static', 'external'), ('external', ), ('external', )
+    prepares = {'external': 'compiler'}
     variants = {'onnx': Variant(runtime), 'onnx-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
-        write_onnx(model, path)
-        if int8:
+        write_onnx(for_compiler(model) if int8 == 'external' else model, path)
+        if int8 == 'static':
             stage(f'calibrating on {len(samples)} batches, quantizing')
             quantize_file(path, (dict(zip(model.graph.inputs, arrays, strict=True)) for arrays in samples))
         if half:
@@ -66,8 +73,39 @@ class Onnx(Format):
 def write_onnx(model: Exportable, path: Path) -> None:
     """Writes a model as an ONNX file in floating point. Raises a PreflightError if torch cannot export it."""
     program = _onnx_program(model)
-    program.model.metadata_props[KEY] = json.dumps(model.meta)
+    # In the description, because ONNX Runtime's `qnn_preprocess_model` fails at metadata_props.
+    program.model.doc_string = json.dumps({KEY: model.meta})
+    program.model.ir_version = IR_VERSION
     program.save(path, external_data=False)
+
+
+def read_meta(path: Path) -> dict | None:
+    """The metadata of a file; None if it has none."""
+    import onnx
+    return _meta_in(onnx.load(path, load_external_data=False).doc_string)
+
+
+def lower_opset(path: Path) -> None:
+    """Writes a file of :func:`write_onnx` in opset 17, for compilers that know no newer one, in place."""
+    import onnx
+    model = onnx.load(path)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type in ('ReduceMean', 'ReduceMin', 'ReduceMax') and len(node.input) == 2:
+            axes = onnx.numpy_helper.to_array(weights[node.input.pop()])
+            node.attribute.append(onnx.helper.make_attribute('axes', axes.tolist()))
+        for attribute in [attribute for attribute in node.attribute if attribute.name in OPSET_18]:
+            node.attribute.remove(attribute)
+    model.opset_import[0].version = 17
+    onnx.save(model, path)
+
+
+def _meta_in(text: str) -> dict | None:
+    try:
+        found = json.loads(text)
+    except ValueError:  # another exporter's
+        return None
+    return found.get(KEY) if isinstance(found, dict) else None
 
 
 @lru_cache(maxsize=1)  # a benchmark writes several files of one model

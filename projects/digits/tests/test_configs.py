@@ -6,7 +6,7 @@ from mmengine.registry import HOOKS
 
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
-from mmunorm.deploy.images import steps_of
+from mmunorm.deploy.preprocessing import steps_of
 from tests import tiny_runs
 from tests.test_configs import recipe
 

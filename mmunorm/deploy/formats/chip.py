@@ -1,0 +1,74 @@
+"""What the formats of chips' compilers share; each is compiled and simulated in the vendor's own Python."""
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..graph import Exportable
+from ..vendors.graph import for_compiler, images_for, outputs_of
+from ..vendors.process import Vendor, Worker
+from .base import Format, Session
+
+
+class ChipSession(Session):
+    """A file in the vendor's simulator."""
+
+    def __init__(self, worker: Worker, meta: dict, normalizes: bool = False):
+        self.worker, self.meta, self.normalizes = worker, meta, normalizes
+
+    def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        _, outs = self.worker.call('run', images_for(arrays, self.meta, self.normalizes))
+        return outputs_of(outs, self.meta)
+
+
+class Chip(Format):
+    """Files that a vendor's compiler writes: in INT8, else in float16."""
+    packages = ('onnx', 'onnxscript')
+    tasks = ('classifier', 'features', 'tensors')
+    int8_kinds = ('static', )
+    prepares = {'static': 'compiler'}
+    takes_vendor_options = True
+    vendor: Vendor
+    in_file = False  # whether the file's first layer normalizes, else the compiler's own code or the host
+    _session: ChipSession | None = None  # of the file just written
+
+    def check(self, int8: str | None = None, option: str = 'int8') -> str | None:
+        """Like the base class; the vendor's package may be in another Python."""
+        int8 = super().check(int8, option)
+        self.vendor.python()
+        return int8
+
+    def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
+               samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> None:
+        """Like the base class; `options` are the vendor's own, by name."""
+        model = for_compiler(model, self.in_file)
+        images = (image[None] for arrays in samples for image in images_for(arrays, model.meta, self.host_normalizes))
+        self._session = self.compile(model, path, images if int8 else iter(()), bool(int8), options)
+
+    @property
+    def host_normalizes(self) -> bool:
+        return False
+
+    @abstractmethod
+    def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,
+                options: dict) -> ChipSession:
+        """Writes the files of `path`, and returns them opened; `images` `(1, C, H, W)` are for the ranges of INT8."""
+
+    def open_new(self, path: Path) -> Session:
+        session, self._session = self._session, None
+        return session or super().open_new(path)
+
+    @abstractmethod
+    def facts(self, path: Path) -> dict:
+        """What the compiler tells about a file, such as `ms`, an estimate, and `operators`, numbers by name."""
+
+    def least_snr(self, half: bool, int8: str | None) -> float:
+        return -math.inf if int8 else 30.
+
+    def size(self, path: Path, model: Exportable) -> int:
+        """Size of the chip's own file in bytes."""
+        return path.stat().st_size

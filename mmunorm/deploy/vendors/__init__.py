@@ -1,0 +1,1 @@
+"""Compilers of chips, each in the Python that has the vendor's package."""

@@ -1,0 +1,117 @@
+"""A model as a file for a compiler that quantizes by itself: what the chip computes, and what the host does around it.
+
+The file takes one image. It ends with a classifier's logits, as probabilities would lose their small values in 8 bits.
+Padding is written by the host: that of a detector depends on the image.
+"""
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...utils import PreflightError
+from ..graph import Exportable, exporting
+from ..rewrite.operators import for_chips
+from ..rewrite.pixels import fold_pixels
+
+DIMENSIONS = 5  # at most, of tensors that compilers take
+
+
+class ChipGraph(nn.Module):
+    """Another graph up to a classifier's logits or a detector's maps, from images alone."""
+    inputs = ('images', )
+
+    def __init__(self, graph: nn.Module, task: str):
+        super().__init__()
+        self.whole, self.task, self.pixels = graph, task, graph.pixels
+        self.outputs = ('logits', ) if task == 'classifier' else tuple(graph.outputs)
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if self.task == 'classifier':
+            return self.whole.logits(images)
+        if self.task == 'features':
+            return tuple(self.whole.detector.extract_feat(self.pixels(images)))
+        return self.whole(images)
+
+
+@torch.no_grad()
+def for_compiler(model: Exportable, normalizes: bool = True) -> Exportable:
+    """A model as compilers take it, for images of batch 1.
+
+    Its `meta` has `host`, what :func:`images_for` and :func:`outputs_of` need.
+
+    Args:
+        model (Exportable): the result of :func:`prepare_export`.
+        normalizes (bool): the first layer takes raw pixels. If it is False, the file takes normalized ones, and `mean`
+            and `std` of `host` are for the compiler or the host; None if the model does not normalize. Defaults to
+            True.
+
+    Raises:
+        PreflightError: the task is not supported, the batch is dynamic, or torch cannot export the model.
+    """
+    meta, task, pixels = model.meta, model.meta['task'], model.graph.pixels
+    if model.open_shapes:
+        raise PreflightError('--dynamic is not supported by compilers of chips, whose files have a fixed size.')
+    if task == 'detector':
+        raise PreflightError('compilers of chips do not take whole detectors: --parts backbone exports backbone and '
+                             'neck, and the rest stays in torch.')
+    if task == 'features' and pixels.enhancing is not None:
+        raise PreflightError(f'--parts backbone does not support {type(pixels.enhancing).__name__}, whose output would '
+                             'depend on the padding.')
+    graph = ChipGraph(copy.deepcopy(model.stock), task)
+    image = model.inputs[0][:1]
+    host = dict(mean=None, std=None)
+    if pixels is not None:
+        mean, std = pixels.mean.flatten(), pixels.std.flatten()
+        if pixels.flips:
+            mean, std = mean.flip(0), std.flip(0)
+        if task == 'features':
+            host['pad'] = (mean + std * pixels.pad_value).tolist()
+        if not normalizes and pixels.enhancing is None:
+            host.update(mean=mean.tolist(), std=std.tolist())
+            image = (image - mean[:, None, None]) / std[:, None, None]
+            graph.pixels.mean.zero_()
+            graph.pixels.std.fill_(1)
+        if host['mean'] is None or pixels.flips:
+            graph = fold_pixels(graph, image)
+        else:
+            graph.pixels.normalization = nn.Identity()
+            graph.pixels.mean = graph.pixels.std = None
+    with exporting():
+        program = torch.export.export(graph, (image, ), strict=False)
+    if any(isinstance(value := node.meta.get('val'), Tensor) and value.dim() > DIMENSIONS
+           or node.target is torch.ops.aten.im2col.default for node in program.graph.nodes):  # windows, patch merging
+        names = graph.inputs, graph.outputs
+        graph = for_chips(program)
+        graph.inputs, graph.outputs = names
+    meta = meta | dict(shape=[1, *meta['shape'][1:]], host=host)
+    return dataclasses.replace(model, graph=graph, stock=graph, meta=meta, inputs=(image, ))
+
+
+def images_for(arrays: Sequence[np.ndarray], meta: dict, normalizes: bool = False) -> np.ndarray:
+    """The input of a file of :func:`for_compiler`: `images` `(N, C, H, W)`, and for maps `sizes` `(N, 2)`.
+
+    Outside of its size an image gets the pixels of the padding; with `normalizes`, the host normalizes.
+    """
+    images, *sizes = arrays
+    host = meta['host']
+    if 'pad' in host:
+        images = images.copy()
+        for image, (height, width) in zip(images, sizes[0].astype(int), strict=True):
+            for channel, value in zip(image, host['pad'], strict=True):
+                channel[height:], channel[:, width:] = value, value
+    if normalizes and host['mean'] is not None:
+        mean, std = (np.float32(host[name])[:, None, None] for name in ('mean', 'std'))
+        images = (images - mean) / std
+    return images
+
+
+def outputs_of(outs: list[np.ndarray], meta: dict) -> list[np.ndarray]:
+    """The outputs of a session for those of the file: a classifier's probabilities."""
+    if meta['task'] == 'classifier':
+        return [torch.from_numpy(outs[0]).softmax(1).numpy()]
+    return outs

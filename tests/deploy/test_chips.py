@@ -1,0 +1,342 @@
+"""Files for compilers of chips, each in the vendor's own Python and simulator; and ONNX files for other compilers."""
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mmunorm
+from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
+from mmunorm.deploy.formats.chip import Chip
+from mmunorm.deploy.formats.onnx import lower_opset
+from mmunorm.deploy.formats.sophgo import keep_affine
+from mmunorm.deploy.preprocessing import Samples
+from mmunorm.deploy.tasks import batch_of
+from mmunorm.deploy.vendors import process
+from mmunorm.deploy.vendors.graph import DIMENSIONS, for_compiler, images_for, outputs_of
+from mmunorm.deploy.vendors.process import Vendor
+from mmunorm.utils import PreflightError
+
+from . import detectors
+from .conftest import SHAPE, blurred, meta_of, needs, normalizing, signal_to_noise
+
+CHIPS = {name: form for name, form in FORMATS.items() if isinstance(form, Chip)}
+
+needs('onnx')
+
+import onnx
+
+SCRIPT = '''
+import os, sys
+sys.path.insert(0, {folder!r})
+from protocol import serve
+
+class Compiler:
+    def double(self, *arrays, factor=2):
+        print('printed by Python')
+        os.system('echo printed by a program')
+        return dict(factor=factor), [array * factor for array in arrays]
+
+    def fail(self):
+        print('E load_onnx: the operator Foo is missing')
+        sys.exit(1)
+
+    def crash(self):
+        sys.stderr.write('Assert: no such layer')
+        sys.stderr.flush()
+        os._exit(3)
+
+serve(Compiler())
+'''
+
+
+@dataclass(frozen=True)
+class Made(Vendor):
+    """A vendor with a script of a test."""
+    folder: Path = Path()
+
+    @property
+    def script(self):
+        return self.folder / 'worker.py'
+
+
+@pytest.fixture
+def worker(tmp_path):
+    (tmp_path / 'worker.py').write_text(SCRIPT.format(folder=str(Path(process.__file__).parent)))
+    return Made('made', 'numpy', 'numpy 1', tmp_path).start()
+
+
+def test_arrays_and_arguments_pass(worker):
+    arrays = np.arange(6, dtype=np.float32).reshape(2, 3), np.int64(3), np.zeros((0, 4), np.uint8)
+    for factor in (2, 5):  # one process for all calls
+        header, outs = worker.call('double', *arrays, factor=factor)
+        assert header == dict(factor=factor) and [out.dtype for out in outs] == ['float32', 'int64', 'uint8']
+        for out, array in zip(outs, arrays, strict=True):
+            np.testing.assert_array_equal(out, array * factor)
+    assert worker.log.read_text().split('\n')[:2] == ['printed by Python', 'printed by a program']
+
+
+def test_what_a_vendor_prints_is_in_the_error(worker):
+    with pytest.raises(PreflightError, match=r'numpy 1 fails: E load_onnx: the operator Foo is missing \(SystemExit: '
+                                             r'1\); all that it printed: \S+\.log$') as error:
+        worker.call('fail')
+    assert 'the operator Foo' in Path(str(error.value).rpartition(' ')[2]).read_text()
+    assert worker.call('double')[0] == dict(factor=2)  # it goes on
+    with pytest.raises(PreflightError, match='numpy 1 ended with exit code 3: .*Assert: no such layer'):
+        worker.call('crash')
+
+
+def test_a_process_ends_with_its_session(worker):
+    worker.call('double')
+    assert worker.process.poll() is None
+    worker.close()
+    assert worker.process.returncode == 0 and not Path(worker.folder.name).exists()
+
+
+@pytest.mark.parametrize('name', CHIPS)
+def test_a_missing_package(name, tmp_path, monkeypatch):
+    vendor = CHIPS[name].vendor
+    monkeypatch.delenv(vendor.variable, raising=False)
+    monkeypatch.setattr(process, 'find_spec', lambda module: None)
+    monkeypatch.setattr(process, 'ROOT', tmp_path)
+    model = nn.Conv2d(3, 4, 3)
+    with pytest.raises(PreflightError) as error:
+        mmunorm.export(model, torch.rand(1, 3, 8, 8), tmp_path / f'm{CHIPS[name].suffixes[0]}')
+    assert re.fullmatch(rf"missing: {vendor.package}; install with 'make \.venv-{name}/\.installed' in a clone of "
+                        rf'mmunorm, or set {vendor.variable} to the Python that has it\.', str(error.value))
+    for file in CHIPS[name].files(tmp_path / f'm{CHIPS[name].suffixes[0]}'):
+        file.write_bytes(b'')
+    with pytest.raises(PreflightError, match=f'^missing: {vendor.package}; install with'):
+        mmunorm.compare(tmp_path / f'm{CHIPS[name].suffixes[0]}', model, torch.rand(1, 3, 8, 8))
+
+
+def test_which_python(tmp_path, monkeypatch):
+    vendor = Vendor('rknn', 'rknn', 'rknn-toolkit2 2.5.0')
+    monkeypatch.setattr(process, 'ROOT', tmp_path)
+    monkeypatch.setattr(process, 'find_spec', lambda module: None)
+    (tmp_path / '.venv-rknn/bin').mkdir(parents=True)
+    (tmp_path / '.venv-rknn/.installed').touch()
+    assert vendor.python() == tmp_path / '.venv-rknn/bin/python'
+    monkeypatch.setattr(process, 'find_spec', lambda module: module == 'rknn' or None)
+    assert os.access(vendor.python(), os.X_OK) and tmp_path not in vendor.python().parents
+    monkeypatch.setenv('MMUNORM_RKNN_PYTHON', '/nowhere/python')
+    with pytest.raises(PreflightError, match='MMUNORM_RKNN_PYTHON must be a Python with rknn-toolkit2 2.5.0, and there '
+                                             'is no program /nowhere/python'):
+        vendor.python()
+
+
+def on_the_host(model, arrays, normalizes):
+    """The outputs of a graph for compilers, with the host's part around it."""
+    images = torch.from_numpy(images_for(arrays, model.meta, normalizes))
+    outs = model.graph(images)
+    return outputs_of([out.numpy() for out in (outs if isinstance(outs, tuple) else (outs, ))], model.meta)
+
+
+@pytest.mark.parametrize('normalizes', [False, True])
+def test_a_classifier_for_a_compiler(swin, exportable, normalizes):
+    """Which takes RGB: the file swaps the channels, whoever normalizes."""
+    model = for_compiler(exportable, normalizes)
+    assert model.meta['shape'] == [1, 3, *SHAPE] and (model.meta['host']['mean'] is None) is normalizes
+    images = blurred(1, seed=3).float()
+    expected = exportable.graph(images).numpy()
+    assert expected.std() > 0.01
+    found, = on_the_host(model, [images.numpy()], not normalizes)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_windows_have_few_dimensions(exportable):
+    program = torch.export.export(for_compiler(exportable).graph, (torch.rand(1, 3, *SHAPE), ), strict=False)
+    dimensions = [node.meta['val'].dim() for node in program.graph.nodes
+                  if isinstance(node.meta.get('val'), torch.Tensor)]
+    assert max(dimensions) <= DIMENSIONS
+
+
+@pytest.mark.parametrize('normalizes', [False, True])
+def test_maps_of_a_padded_image(normalizes):
+    """The host writes the padding, which is that of torch after the normalization."""
+    model = normalizing(detectors.retinanet())
+    model.data_preprocessor.pad_value = 1.5
+    exportable = prepare_export(model, dict(task='features', model='RetinaNet', steps=[], divisor=32, bgr=True,
+                                            classes=['a'], shape=[1, 3, 64, 64]))
+    arrays = batch_of([np.random.default_rng(0).integers(0, 256, (3, 40, 64), dtype=np.uint8)], exportable.meta)
+    expected = exportable.graph(*map(torch.from_numpy, arrays))
+    compiled = for_compiler(exportable, normalizes)
+    assert compiled.graph.inputs == ('images', )
+    for found, exact in zip(on_the_host(compiled, arrays, not normalizes), expected, strict=True):
+        assert exact.std() > 0
+        np.testing.assert_allclose(found, exact.numpy(), rtol=0, atol=2e-4)
+
+
+def test_what_compilers_do_not_take(swin):
+    with pytest.raises(PreflightError, match='--dynamic is not supported by compilers of chips'):
+        for_compiler(prepare_export(swin, meta_of(swin), dynamic=True))
+    model = normalizing(detectors.retinanet())
+    whole = prepare_export(model, dict(task='detector', model='RetinaNet', steps=[], divisor=32, bgr=True,
+                                       classes=['a'], shape=[1, 3, 64, 64]))
+    with pytest.raises(PreflightError, match='do not take whole detectors: --parts backbone exports'):
+        for_compiler(whole)
+
+
+class WithLn(nn.Module):
+    """A transformer block's parts, with norms that have no factor in one case."""
+
+    def __init__(self, affine=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.norm = nn.Conv2d(3, 16, 4, 4), nn.LayerNorm(16, elementwise_affine=affine)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.head = nn.Linear(16, 5)
+        if affine:
+            nn.init.uniform_(self.norm.weight, 0.5, 1.5)
+
+    def forward(self, images):
+        x = self.stem(images).flatten(2).transpose(1, 2)
+        y = self.norm(x)
+        return self.head((x + self.attention(y, y, y, need_weights=False)[0]).mean(1))
+
+
+@pytest.mark.parametrize('affine', [True, False])
+def test_an_onnx_file_for_other_compilers(affine, tmp_path):
+    model, images = WithLn(affine).eval(), torch.rand(4, 3, 16, 16)
+    how = dict(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.3))
+    report = mmunorm.export(model, images[:1], tmp_path / 'm.onnx', int8='external', **how)
+    assert report.difference.snr['output'] > 90
+    assert mmunorm.compare(tmp_path / 'm.onnx', model, images).snr['output'] > 90
+    content = onnx.load(tmp_path / 'm.onnx')
+    kinds = Counter(node.op_type for node in content.graph.node)
+    assert kinds['LayerNormalization'] == 1 and not {'Sub', 'Div', 'Pow', 'Sqrt'} & kinds.keys()  # nor the pixels
+    assert content.opset_import[0].version == 18 and content.ir_version == 8  # which older packages take
+    assert FORMATS['onnx'].prepares['external'] == FORMATS['rknn'].prepares['static'] == 'compiler'
+
+
+@pytest.mark.parametrize('affine', [True, False])
+def test_sophgos_compiler_sees_a_factor_and_a_summand(affine, tmp_path):
+    """It leaves out those of 1 and 0; others stay as they are."""
+    model, images = WithLn(affine).eval(), torch.rand(1, 3, 16, 16)
+    if affine:
+        nn.init.normal_(model.norm.bias)
+    mmunorm.export(model, images, tmp_path / 'm.onnx', int8='external')
+    keep_affine(tmp_path / 'm.onnx')
+    graph = onnx.load(tmp_path / 'm.onnx').graph
+    norm, = (node for node in graph.node if node.op_type == 'LayerNormalization')
+    factor, summand = (onnx.numpy_helper.to_array(tensor) for name in norm.input[1:] for tensor in graph.initializer
+                       if tensor.name == name)
+    if affine:
+        assert np.array_equal(factor, model.norm.weight.detach()) and np.array_equal(summand, model.norm.bias.detach())
+    else:
+        assert (factor != 1).all() and np.abs(factor - 1).max() < 2e-7 and 0 < summand.min() == summand.max() < 1e-29
+    assert mmunorm.compare(tmp_path / 'm.onnx', model, images).snr['output'] > 90
+
+
+def test_an_older_opset(tmp_path):
+    model, images = WithLn().eval(), torch.rand(2, 3, 16, 16)
+    mmunorm.export(model, images[:1], tmp_path / 'm.onnx', int8='external')
+    lower_opset(tmp_path / 'm.onnx')
+    content = onnx.load(tmp_path / 'm.onnx')
+    onnx.checker.check_model(content, full_check=True)
+    assert content.opset_import[0].version == 17 and 'ReduceMean' in {node.op_type for node in content.graph.node}
+    assert mmunorm.compare(tmp_path / 'm.onnx', model, images).snr['output'] > 90
+
+
+def test_a_wrong_file_for_other_compilers_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr('mmunorm.deploy.formats.onnx.outputs_of', lambda outs, meta: [out * 1.01 for out in outs])
+    with pytest.raises(PreflightError, match='computes something else'):
+        mmunorm.export(WithLn().eval(), torch.rand(1, 3, 16, 16), tmp_path / 'm.onnx', int8='external')
+    assert not (tmp_path / 'm.onnx').exists()
+
+
+def test_onnx_runtime_prepares_our_files_for_qnn(exportable, tmp_path):
+    """It failed at a file with metadata_props."""
+    from onnxruntime.quantization.execution_providers.qnn import qnn_preprocess_model
+    report = export_file(exportable, FORMATS['onnx'], tmp_path / 'm.onnx', int8='external')
+    assert qnn_preprocess_model(report.path, tmp_path / 'prepared.onnx')
+    assert 'Gelu' in {node.op_type for node in onnx.load(tmp_path / 'prepared.onnx').graph.node}
+    assert ExportedModel(tmp_path / 'prepared.onnx').meta['task'] == 'classifier'  # our metadata, too
+
+
+def test_an_unknown_option_is_named(tmp_path):
+    with pytest.raises(PreflightError, match='processor is not an option of the format onnx'):
+        mmunorm.export(WithLn(), torch.rand(1, 3, 16, 16), tmp_path / 'm.onnx', processor='bm1688')
+
+
+@pytest.fixture(params=CHIPS)
+def chip(request):
+    """The name of a format whose vendor's package is installed."""
+    try:
+        CHIPS[request.param].vendor.python()
+    except PreflightError as error:
+        pytest.skip(str(error))
+    return request.param
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('affine', [True, False])
+def test_a_small_model_in_a_simulator(chip, affine, tmp_path):
+    """LayerNorms with and without a factor, on images that the ranges are not of."""
+    model, images = WithLn(affine).eval(), torch.rand(12, 3, 16, 16)
+    path, how = tmp_path / f'm{CHIPS[chip].suffixes[0]}', dict(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.3))
+    report = mmunorm.export(model, images[:1], path, int8='static', calibration=images[:8], **how)
+    assert sorted(tmp_path.iterdir()) == sorted(CHIPS[chip].files(path))
+    found = mmunorm.compare(path, model, images[8:])
+    assert 20 < report.difference.snr['output'] < 60 and found.snr['output'] > 20
+    if affine:
+        half = mmunorm.export(model, images[:1], path, **how)
+        assert half.difference.snr['output'] > 40
+
+
+class Map(nn.Module):
+    """Tokens, a map, and a LayerNorm without a factor: Sophgo's compiler failed."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.linear, self.norm = nn.Conv2d(3, 32, 4, 4), nn.Linear(32, 32), nn.LayerNorm(
+            32, elementwise_affine=False)
+
+    def forward(self, images):
+        x = self.conv(images).permute(0, 2, 3, 1).reshape(1, -1, 32)
+        return self.norm((x + self.linear(x)).reshape(1, 8, 8, 32))
+
+
+@pytest.mark.slow
+def test_a_map_in_a_simulator(chip, tmp_path):
+    images = torch.rand(4, 3, 32, 32)
+    report = mmunorm.export(Map().eval(), images[:1], tmp_path / f'm{CHIPS[chip].suffixes[0]}', int8='static',
+                            calibration=images)
+    assert report.difference.snr['output'] > 20
+
+
+@pytest.mark.slow
+def test_a_swin_in_a_simulator(chip, swin, tmp_path):
+    exportable = prepare_export(swin, meta_of(swin))
+    samples = Samples(list(blurred()), exportable.meta, 1)
+    report = export_file(exportable, CHIPS[chip], tmp_path / f'm{CHIPS[chip].suffixes[0]}', int8='static',
+                         samples=samples)
+    assert signal_to_noise(swin, report.path) > 15
+
+
+@pytest.mark.slow
+def test_maps_in_a_simulator(chip, tmp_path):
+    """Several outputs keep their order."""
+    model = normalizing(detectors.retinanet())
+    exportable = prepare_export(model, dict(task='features', model='RetinaNet', steps=[], divisor=32, bgr=True,
+                                            classes=['a'], shape=[1, 3, 64, 64]))
+    images = np.random.default_rng(0).integers(0, 256, (5, 3, 64, 40), dtype=np.uint8)
+    samples = Samples(list(images), exportable.meta, 1)
+    report = export_file(exportable, CHIPS[chip], tmp_path / f'm{CHIPS[chip].suffixes[0]}', int8='static',
+                         samples=samples)
+    assert len(report.difference.snr) > 1 and min(report.difference.snr.values()) > 15
+
+
+@pytest.mark.slow
+def test_an_option_that_a_vendor_lacks(chip, tmp_path):
+    images = torch.rand(4, 3, 16, 16)
+    with pytest.raises(PreflightError, match='(?i)no_such_option|provider option|must be one of'):
+        mmunorm.export(WithLn().eval(), images[:1], tmp_path / f'm{CHIPS[chip].suffixes[0]}', int8='static',
+                       calibration=images, **({'activation_type': 'QInt3'} if chip == 'qnn' else {'no_such_option': 1}))
+    assert not [*tmp_path.iterdir()]
