@@ -186,7 +186,7 @@ def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], m
                 if left:
                     raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
             best = max(snr[choice] for choice in choices)
-            choices = [choice for choice in choices if snr[choice] > best - CLEAR]
+            choices = [choice for choice in choices if snr[choice] >= best - CLEAR]
             if len(choices) == 1:
                 break
         stage(f'quantizing, ranges: {max(choices, key=snr.get)}')
