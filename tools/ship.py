@@ -1,6 +1,6 @@
 """Goes the whole way from a LayerNorm checkpoint to a tested file, with `--to exact` in minutes and without training.
 
-`--to exact` folds all that is linear in the LayerNorms; a scale of each token is left. `--to UN` converts the norms,
+`--to exact` folds gamma and beta of the LayerNorms; norms without weights are left. `--to UN` converts the norms,
 trains on with the old model as the teacher, and folds. Both export, and measure accuracy and speed of the file beside
 the model with LayerNorm in the same format. Each stage is one of the tools, printed as the command that it is. What a
 later stage needs is checked before the first. The same call goes on after an interruption. OUT/report.html

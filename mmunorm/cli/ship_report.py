@@ -31,7 +31,7 @@ class Outcome:
     usage: str  # how the file is used
     metrics: dict[str, dict[str, float]]  # in torch, by model, in the order of the chain
     result: dict | None  # of tools/deploy/benchmark.py
-    # Names of norms, and of LayerNorms of which a scale of each token is left: of LayerNorm, exact, and the other norm.
+    # Names of norms, and of LayerNorms without weights, which folding has left: of LayerNorm, exact, and the other norm.
     left: dict[str, tuple[list[str], list[str]]]
 
     @property
@@ -42,10 +42,10 @@ class Outcome:
     @property
     def norms_left(self) -> str:
         """A sentence on the norms that are left."""
-        norms, scales = self.left[self.name]
+        norms, plain = self.left[self.name]
         left = f'norms left: {len(norms)}' + (f' ({", ".join(norms)})' if norms else '')
         total = len(self.left['LayerNorm'][0])
-        return f'{len(scales)} of {total} norms: a scale of each token; {left}' if scales else left
+        return f'{len(plain)} of {total} norms without weights; {left}' if plain else left
 
     def measured(self, model: str, form: str | None) -> dict | None:
         """The row of a model in a form; None if there is none."""

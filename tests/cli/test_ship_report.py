@@ -35,7 +35,7 @@ def test_a_chain_without_training():
     assert outcome.conclusion() == [
         'ONNX Runtime on a chip, threads: 1. exact: 1.50x faster than LayerNorm [1.40, 1.60]',
         'top1: exact 80.00, LayerNorm, ONNX Runtime 80.00, the file 80.00',
-        '29 of 32 norms: a scale of each token; norms left: 3 (norm29, norm30, norm31), 2.0 MB', 'use it']
+        '29 of 32 norms without weights; norms left: 3 (norm29, norm30, norm31), 2.0 MB', 'use it']
 
 
 def test_a_conversion_and_the_exact_fold():

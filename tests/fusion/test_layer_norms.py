@@ -138,6 +138,43 @@ def test_who_reads_the_stream(read, norm, is_rotated):
         'stream used'})
 
 
+def means(model, x):
+    """The mean query, key and value of each attention, over tokens and images."""
+    found = []
+    hooks = [block.attn.qkv.register_forward_hook(lambda module, args, y: found.append(y.mean((0, 1)).chunk(3)))
+             for block in model.blocks]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return [torch.stack(part) for part in zip(*found, strict=True)]
+
+
+def test_keys_and_values_lose_their_mean():
+    folded, report = check_exact(randomized(ViT()), IMAGES, calibration=[IMAGES[:1], (IMAGES[1:], 'a label')])
+    queries, keys, values = means(folded, IMAGES)
+    assert report.attentions == 4 and queries.abs().max() > 0.1
+    torch.testing.assert_close((keys, values), (torch.zeros_like(keys), torch.zeros_like(values)), rtol=0, atol=1e-5)
+
+
+class Compared(Attention):
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.mT) * 0.3
+        y = self.proj(scores.softmax(-1).matmul(v).transpose(1, 2).flatten(2))
+        return y if bool((scores < 1e9).all()) else x
+
+
+def test_keys_whose_scores_are_compared_keep_their_mean():
+    model = ViT()
+    for block in model.blocks:
+        block.attn = Compared(8)
+    model = randomized(model)
+    folded, report = check_exact(model, IMAGES, calibration=IMAGES)
+    keys, values = means(folded, IMAGES)[1:]
+    assert report.attentions == 2 and keys.abs().max() > 0.1 and values.abs().max() < 1e-5
+
+
 def test_a_stream_without_enough_norms_is_not_rotated():
     _, report = check_exact(randomized(ViT(depth=0, read='features')), IMAGES, rotate='hadamard')
     fold, = report.kept

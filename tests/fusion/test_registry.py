@@ -127,15 +127,16 @@ def test_nonsense_is_refused(nonsense):
 def test_the_report_reads_as_a_table():
     report = fuse_norms(models.randomize(models.detector(add_extra_convs='on_input')))
     lines = str(report).splitlines()
-    assert lines[0] == '11 of 12 norms folded' and lines[1].startswith('in an example, outputs change by ')
-    assert len(lines) == 2 + 2 + 11 + 2 + 1
+    assert lines[0] == report.summary == '12 norms: 11 folded, 1 kept'
+    assert lines[1].startswith('in an example, outputs change by ') and len(lines) == 2 + 2 + 1 + 2 + 11
     stripped = [' '.join(line.split()) for line in lines]
     for line in ('backbone.patch_embed.norm UN back into backbone.patch_embed.projection',
                  'backbone.norm0 UN neck.lateral_convs.0.conv', 'backbone.stages.0.blocks.0.norm1 UN '
                  'backbone.stages.0.blocks.0.attn.w_msa.qkv (padding filled)'):
         assert line in stripped
-    assert stripped[-2] == 'kept:' and stripped[-1].startswith(
+    assert stripped[3] == 'kept:' and stripped[4].startswith(  # exceptions first
         'backbone.norm1 UN its output is consumed by neck.fpn_convs.2.conv, a 3x3 convolution that pads with zeros')
+    assert stripped[6] == 'folded:'
 
 
 def test_a_mistyped_class_name_is_an_error_once_its_module_is_imported(monkeypatch):

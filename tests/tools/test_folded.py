@@ -46,8 +46,8 @@ def test_a_classifier_is_tested_folded(folded, tmp_path):
     for others in scores[1:]:
         torch.testing.assert_close(others, scores[0])
     logs = [next(tmp_path.glob(f'{name}/*/*.log')).read_text() for name in runs]
-    assert 'norms folded' not in logs[0]
-    assert '7 of 7 norms folded' in logs[1] and 'its norms are folded already' in logs[2]
+    assert 'fuse_norms' not in logs[0]
+    assert 'fuse_norms: 7 norms: 7 folded\n' in logs[1] and 'its norms are folded already' in logs[2]
     kept, saved = map(tiny_runs.checkpoint, ('new/kept.pth', 'folded.pth'))
     torch.testing.assert_close(kept['state_dict'], saved['state_dict'], rtol=0, atol=0)
     assert all(kept['meta'][key] == saved['meta'][key] for key in ('dataset_meta', 'mmunorm'))
