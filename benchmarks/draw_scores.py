@@ -1,7 +1,7 @@
 """Draws the figures of training scores in docs/ and projects/ from results/scores.jsonl.
 
     python benchmarks/draw_scores.py                      # all of them
-    python benchmarks/draw_scores.py comparison_swin      # docs/images/comparison_swin.png
+    python benchmarks/draw_scores.py comparison_t2t       # docs/images/comparison_t2t.png
 
 Each figure shows the rows of a table of score_tables.py, in its order.
 """
@@ -25,17 +25,9 @@ FOLDER = Path(__file__).parents[1] / 'docs/images'
 GREY = '0.55'
 # By file: the table, the title, and in each panel, by its metric, the columns with their labels.
 FIGURES = {
-    'comparison_swin': ('swin_intel', 'Digits Swin: a dot is a seed, a line the mean',
-                        {TOP1: {'mean ± std': ''}}),
     'comparison_t2t': ('t2t', 'Digits T2T-ViT: a dot is a seed, a line the mean',
                        {TOP1: {'mean ± std': ''}}),
     'stress': ('stress_intel', 'Digits Swin, seed 0', {TOP1: {'calm': 'calm', 'stressed': 'stressed'}}),
-    'conversion_classifier': ('conversion', 'Digits Swin: mean ± std of 3 seeds',
-                              {TOP1: {'untrained': 'untrained', 'after 188 steps': 'after 188 steps'}}),
-    'conversion_detector': (
-        'conversion_detector', 'Digits Mask R-CNN: mean ± std of 3 seeds',
-        {metric: {f'{name}, untrained': 'untrained', f'{name}, fine-tuned': 'fine-tuned'}
-         for metric, name in ((BOX, 'box AP'), (MASK, 'mask AP'))}),
 }
 DEPTHS = 'depth_quality'
 
