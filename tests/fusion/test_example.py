@@ -391,6 +391,6 @@ def test_the_size_of_a_model_of_another_library():
 
 @pytest.mark.parametrize('norm', [UN(8), nn.LayerNorm(8)])
 def test_a_function_whose_input_is_always_in_float32(norm):
-    model = randomize(nn.Sequential(norm, nn.Linear(8, 8)))
+    model = models.randomize(nn.Sequential(norm, nn.Linear(8, 8))).eval()
     report = fuse_norms(model, example=lambda model: model(torch.randn(2, 5, 8)))
-    assert not report.kept and report.difference < 1e-12
+    assert not report.kept and report.difference < 1e-6
