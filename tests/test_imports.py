@@ -12,7 +12,7 @@ from .tiny_runs import ROOT
 # From the top: each package may import those named, and each is below it in this table.
 PACKAGES = {
     'cli': ('benchmark', 'engine', 'deploy', 'config', 'checkpoints'),
-    'benchmark': ('deploy', 'conversion', 'config', 'checkpoints', 'fusion', 'norms'),
+    'benchmark': ('deploy', 'config', 'checkpoints', 'fusion', 'norms'),
     'engine': ('conversion', 'config', 'checkpoints', 'fusion', 'norms'),
     'deploy': ('config', 'checkpoints', 'fusion', 'norms'),
     'conversion': ('fusion', 'norms'),
@@ -55,7 +55,7 @@ def test_packages_import_few_others_and_only_those_below():
     order, found = [*PACKAGES], arrows()
     assert all(order.index(target) > order.index(source) for source in order for target in PACKAGES[source])
     assert {arrow: paths for arrow, paths in found.items() if arrow[1] not in PACKAGES.get(arrow[0], ())} == {}
-    assert len(found) <= 30
+    assert len(found) <= 28
 
 
 def test_projects_are_not_imported():
@@ -121,7 +121,11 @@ def test_importing_it_changes_nothing_in_other_packages():
         import mmunorm.cli.arguments
         after = snapshot()
         changed = [key for key, value in before.items() if key not in after or after[key] is not value]
-        assert not changed, changed
+        # torch's own list of classes that a file may hold, to which the mark of folded files is added.
+        listed = 'torch._weights_only_unpickler', '_marked_safe_globals_set'
+        assert {*changed} <= {listed}, changed
+        from mmunorm.fusion.layers import FoldedAway
+        assert {*after.get(listed, ())} - {*before.get(listed, ())} <= {FoldedAway}
         assert all(entry in warnings.filters for entry in filters)
         assert all(finder.__module__ == "mmunorm.ops" for finder in sys.meta_path if finder not in finders)
         import mmdet.datasets

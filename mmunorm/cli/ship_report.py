@@ -31,7 +31,7 @@ class Outcome:
     usage: str  # how the file is used
     metrics: dict[str, dict[str, float]]  # in torch, by model, in the order of the chain
     result: dict | None  # of tools/deploy/benchmark.py
-    # Names of norms, and of LayerNorms without weights, which folding has left: of LayerNorm, exact, and the other norm.
+    # Names of norms, and of LayerNorms without weights that folding has left: of LayerNorm, exact, and the other norm.
     left: dict[str, tuple[list[str], list[str]]]
 
     @property

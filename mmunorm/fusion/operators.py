@@ -4,7 +4,7 @@ JOINS = frozenset({
     'cat', 'concat', 'concatenate', 'dstack', 'hstack', 'stack', 'vstack'})
 # Move elements, or average elements of one channel, wherever the tag shows that they do.
 MOVES = JOINS | frozenset({
-    '__get__', '__getitem__', '__iter__', 'adaptive_avg_pool1d', 'adaptive_avg_pool2d', 'adaptive_avg_pool3d',
+    '__get__', '__getitem__', 'adaptive_avg_pool1d', 'adaptive_avg_pool2d', 'adaptive_avg_pool3d',
     'alias', 'atleast_2d', 'atleast_3d', 'avg_pool1d', 'avg_pool2d', 'avg_pool3d', 'broadcast_tensors',
     'broadcast_to', 'chunk', 'clone', 'contiguous', 'cpu', 'cuda', 'detach', 'diagonal', 'dropout', 'dropout1d',
     'dropout2d', 'dropout3d', 'dsplit', 'embedding', 'expand', 'expand_as', 'feature_dropout', 'flatten', 'flip',

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,7 +50,6 @@ from .plan import FoldPlan, call_obstacle
 from .tags import MIXED, NOTHING, Source, Sources, Tag, Tags, mapped
 
 _TRAILING = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}  # dimensions after the channels
-_WRITES = re.compile(r'(?!detach_|requires_grad_).*[^_]_|__(i[a-z]+|setitem|set)__')
 
 
 @dataclass(eq=False)
@@ -373,8 +371,6 @@ class _Tracer(TorchFunctionMode):
             tags = self._product(name, *args, **kwargs, output=output)
         elif name in MATRIX_PRODUCTS:
             tags = self._matrix_product(*args, **kwargs, output=output)
-        elif _WRITES.fullmatch(name):
-            pass
         elif name in CASTS and outputs[0].is_floating_point():  # a tag needs its precision
             tags = [getattr(args[0], 'tag', None)]
         elif name in MOVES:

@@ -9,12 +9,12 @@ from mmdet.models import DetDataPreprocessor
 from mmdet.structures import DetDataSample
 from mmengine.model import BaseModel
 from mmpretrain.models.utils import LayerNorm2d
-from mmunorm.fusion.affine import affine_of
 from torch import nn
 
 from mmunorm import MABN, PN, UN, RepBN, convert_norms, fuse_norms, replace_norms
 from mmunorm.conversion import ConversionError, ConvertedNorm, convert_loaded
 from mmunorm.conversion.statistics import nearest_affine, token_sums
+from mmunorm.fusion.norms import affine_of
 
 from ..fusion.blocks import Block
 from ..fusion.models import (

@@ -4,10 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmunorm.fusion.affine import affine_of
 from torch.nn import functional as F
 
 from mmunorm.conversion.statistics import nearest_affine, relative_error, token_sums, valid_tokens
+from mmunorm.fusion.norms import affine_of
 
 from .models import layer_norm, tokens
 

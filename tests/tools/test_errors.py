@@ -109,7 +109,6 @@ EXPORT = [(f'deploy/export {call}', message) for call, message in [
     ('{un} un.pth --format onnx --int8 --batch 9', '--batch 9'),
     ('{un} un.pth --format onnx --shape 12 12 --out a', 'does not run on images of 12 x 12'),
     ('{un} un.pth --format onnx --out empty', '--out empty: must be a regular file'),
-    ('{ln} ln.pth --format onnx --rotate random --layer-norms keep', '--rotate cannot be combined with --layer-norms'),
 ]]
 DEPLOY = [
     ('deploy/test {un} nowhere.onnx', 'no exported model nowhere.onnx'), ('deploy/test {un} un.pth', '.onnx or .xml'),

@@ -49,7 +49,10 @@ def test_a_classifier_is_tested_folded(folded, tmp_path):
     assert 'fuse_norms' not in logs[0]
     assert 'fuse_norms: 7 norms: 7 folded\n' in logs[1] and 'its norms are folded already' in logs[2]
     kept, saved = map(tiny_runs.checkpoint, ('new/kept.pth', 'folded.pth'))
-    torch.testing.assert_close(kept['state_dict'], saved['state_dict'], rtol=0, atol=0)
+    assert kept['state_dict'].keys() == saved['state_dict'].keys()
+    tensors = [{name: value for name, value in one['state_dict'].items() if isinstance(value, torch.Tensor)}
+               for one in (kept, saved)]
+    torch.testing.assert_close(*tensors, rtol=0, atol=0)
     assert all(kept['meta'][key] == saved['meta'][key] for key in ('dataset_meta', 'mmunorm'))
 
 

@@ -115,15 +115,16 @@ def test_the_whole_chain(ln_classifier, tmp_path, capsys):
 @pytest.mark.usefixtures('forked')
 def test_the_exact_fold(ln_classifier, tmp_path, capsys):
     outcome = ship(ln_classifier, '--to', 'exact')
-    norms, scales = outcome.left['exact']
-    assert list(outcome.left) == ['LayerNorm', 'exact'] and not norms and len(scales) == 7
+    norms, plain = outcome.left['exact']
+    assert list(outcome.left) == ['LayerNorm', 'exact'] and norms == ['backbone.patch_embed.norm'] and len(plain) == 6
     before, after = (outcome.measured(model, 'onnx') for model in outcome.left)
     assert before['metrics'] == after['metrics'] == outcome.metrics['exact'] and 'to_baseline' in after
     assert after['size'] == (tmp_path / 'out/model.onnx').stat().st_size
     printed = capsys.readouterr().out
-    assert '7 of 7 norms: a scale of each token; norms left: 0, ' in printed and 'did not fold' not in printed
+    assert '6 of 7 norms without weights; norms left: 1 (backbone.patch_embed.norm), ' in printed
+    assert 'did not fold' not in printed
     report = (tmp_path / 'out/report.html').read_text()
-    assert 'What the conversion lost' not in report and 'norms folded except a scale of each token' in report
+    assert 'What the conversion lost' not in report and '6 are now norms without weights' in report
     assert capsys.readouterr().out.count('=== is done') == 0
     assert ship(ln_classifier, '--to', 'exact').metrics == outcome.metrics
     assert capsys.readouterr().out.count('=== is done') == 3

@@ -118,12 +118,13 @@ def test_layer_norms_are_folded_as_the_hook_says(classifier, tmp_path, capsys):
         torch.nn.init.normal_(parameter, std=0.3)
     torch.save(model.state_dict(), 'ln.pth')
     hook = "_base_ = ['{}']\ncustom_hooks = [dict(type='FuseNormsHook', {})]\n"
-    Path('how.py').write_text(hook.format(config, "layer_norms='affine'"))
+    Path('how.py').write_text(hook.format(config, "rotate='hadamard'"))
     expected = tiny_runs.call('test', config, 'ln.pth', '--norm', 'LN', '--work-dir', 'w')
     assert tiny_runs.call('test', 'how.py', 'ln.pth', '--norm', 'LN', '--fuse', '--save', 'folded.pth', '--work-dir',
                           'v') == expected
     logged = next((tmp_path / 'v').glob('*/*.log')).read_text()
-    assert '6 of 7 norms folded except its mean and a scale of each token\n' in logged
+    assert 'fuse_norms: 7 norms: 6 are now norms without weights, 1 without weights, and a linear layer\n' in logged
+    assert 'residual stream rotated' in logged
     assert logged.count('fuse_norms: ') == 1
     assert tiny_runs.call('test', config, 'folded.pth', '--norm', 'LN', '--work-dir', 'w') == expected
     Path('how.py').write_text(hook.format(config, "layer_norms='keep'"))
