@@ -41,7 +41,8 @@ def test_wrapped_models(folded, wrap):
     save_folded(wrap(copy.deepcopy(folded)), 'wrapped.pth')
     plain, wrapped = (torch.load(name, weights_only=True) for name in ('plain.pth', 'wrapped.pth'))
     assert wrapped['meta'] == plain['meta']
-    torch.testing.assert_close(wrapped['state_dict'], plain['state_dict'], rtol=0, atol=0)
+    assert wrapped['state_dict'].keys() == plain['state_dict'].keys()
+    torch.testing.assert_close(*(models.tensors(file['state_dict']) for file in (wrapped, plain)), rtol=0, atol=0)
     assert torch.equal(load_folded('wrapped.pth', make())(x), folded(x))
     outer = wrap(make())
     assert load_folded('plain.pth', outer) is outer
@@ -112,5 +113,4 @@ def test_a_config_that_lists_its_converted_norms_builds_the_folded_model():
     x = torch.randn(1, 3, 32, 32)
     assert torch.equal(load_folded('folded.pth', models.build(cfg.model))(x), model(x))
     match_folded(cfg, 'folded.pth')
-    models.build({**cfg.model, 'changed_streams': True})  # of an older version
     assert cfg.model.type == 'FoldedModel' and build_model(cfg).state_dict().keys() == model.state_dict().keys()

@@ -56,6 +56,11 @@ def randomize(model, seed=0, gamma='some'):
     return model.eval()
 
 
+def tensors(state_dict):
+    """Without the marks of a folded file, which stand for the weights of norms."""
+    return {name: value for name, value in state_dict.items() if isinstance(value, torch.Tensor)}
+
+
 def classifier_cfg(backbone, in_channels, head='LinearClsHead', neck=True, **head_cfg):
     neck = dict(type='mmpretrain.GlobalAveragePooling') if neck else None
     head = dict(type=f'mmpretrain.{head}', num_classes=5, in_channels=in_channels, **head_cfg)

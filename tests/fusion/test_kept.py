@@ -36,53 +36,84 @@ class Pair(nn.Module):
 
 
 def why_kept(model, x=X):
+    """The codes of the obstacle and of what is behind it."""
     report = models.fold(model, x, example=x)
     assert not report.folded and sum(map(is_norm, model.modules())) == 1
     kept, = report.kept
-    return kept.where
+    return codes(kept.obstacle)
 
 
-@pytest.mark.parametrize('norm, reader', [
-    (nn.BatchNorm2d(6), nn.Conv2d(6, 4, 3, bias=False)),
-    (nn.BatchNorm2d(6, affine=False), nn.Conv2d(6, 4, 3, stride=2, groups=2, dilation=2)),
-    (nn.SyncBatchNorm(6), nn.Conv2d(6, 6, 1, groups=6)),
-    (UN2d(6), nn.Conv2d(6, 4, 3, padding=1, padding_mode='reflect')),
-    (FrozenBatchNorm2d(6), nn.Conv2d(6, 4, 1, padding='same')),
-    (UN2d(6), nn.Conv2d(6, 4, 3, padding='valid'))], ids=str)
-def test_convolutions(norm, reader):
-    report = models.fold(Pair(norm, reader), X, strict=True, example=X)
-    assert [fold.where for fold in report.folded] == ['reader']
+def codes(obstacle):
+    return f'{obstacle.code}/{codes(obstacle.cause)}' if obstacle.cause else obstacle.code
 
 
 @pytest.mark.parametrize('norm, reader, x, where', [
+    (nn.BatchNorm2d(6), nn.Conv2d(6, 4, 3, bias=False), X, 'reader'),
+    (nn.BatchNorm2d(6, affine=False), nn.Conv2d(6, 4, 3, stride=2, groups=2, dilation=2), X, 'reader'),
+    (nn.SyncBatchNorm(6), nn.Conv2d(6, 6, 1, groups=6), X, 'reader'),
+    (UN2d(6), nn.Conv2d(6, 4, 3, padding=1, padding_mode='reflect'), X, 'reader'),
+    (FrozenBatchNorm2d(6), nn.Conv2d(6, 4, 1, padding='same'), X, 'reader'),
+    (UN2d(6), nn.Conv2d(6, 4, 3, padding='valid'), X, 'reader'),
     (UN(6), nn.Linear(6, 3), TOKENS, 'reader'),
     (nn.BatchNorm1d(6), nn.Conv1d(6, 3, 2), X[..., 0], 'reader'),
     (nn.BatchNorm3d(6), nn.Conv3d(6, 3, 1), X[..., None], 'reader'),
     (nn.BatchNorm2d(6), ConvModule(6, 3, 1), X, 'reader.conv'),
-], ids=['linear', 'conv1d', 'conv3d', 'conv_module'])
-def test_other_readers(norm, reader, x, where):
+], ids=lambda value: str(value) if isinstance(value, nn.Module) else '')
+def test_readers(norm, reader, x, where):
     assert models.fold(Pair(norm, reader), x, strict=True, example=x).folded[0].where == where
 
 
+class Quantized(torch.Tensor):
+    """A weight that is not a plain tensor, such as torchao's."""
+
+    def __deepcopy__(self, memo):
+        return nn.Parameter(self.detach().clone())
+
+
+def quantized():
+    layer = nn.Conv2d(6, 3, 1).double()
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Quantized))
+    return layer
+
+
+class WithoutBias(nn.Module):
+    """Would not use a bias."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 9))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight)
+
+
+def conv(*args, **kwargs):
+    return nn.Conv2d(6, 3, *args, **kwargs)
+
+
+# From the release with RMSNorm on, a parameter of another class runs in a trace.
 @pytest.mark.parametrize('norm, reader, why', [
-    (nn.LayerNorm((9, 9)), nn.Linear(9, 3), 'LayerNorm normalizes over several dimensions'),
-    (nn.GroupNorm(2, 6), nn.Conv2d(6, 3, 1), 'GroupNorm computes its statistics at inference'),
-    (nn.InstanceNorm2d(6, affine=True), nn.Conv2d(6, 3, 1), 'InstanceNorm2d computes its statistics'),
-    (nn.BatchNorm2d(6, track_running_stats=False), nn.Conv2d(6, 3, 1), 'has no running statistics'),
-    (BatchNormAct2d(6), nn.Conv2d(6, 3, 1), 'its output goes through its activation'),
-    (nn.BatchNorm2d(6), nn.Conv2d(6, 3, 3, padding=1),
-     'its output is consumed by reader, a 3x3 convolution that pads with zeros'),
-    (nn.BatchNorm2d(6), nn.Conv2d(6, 3, (1, 3), padding='same'), 'pads with zeros'),
-    (nn.BatchNorm2d(6), nn.Sequential(nn.AvgPool2d(3, padding=1), nn.Conv2d(6, 3, 1)),
-     'its output is consumed by avg_pool2d'),
-    (nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 3, 1), 'its output is consumed by conv_transpose2d'),
-    (nn.BatchNorm2d(6), nn.Linear(9, 3), 'is consumed by reader along another dimension than its channels'),
-    (nn.BatchNorm2d(6), ConvModule(6, 3, 3, padding=1, act_cfg=None), 'reader.conv, a 3x3 convolution that pads'),
+    (nn.LayerNorm((9, 9)), nn.Linear(9, 3), 'class'),
+    (nn.GroupNorm(2, 6), conv(1), 'online'), (nn.InstanceNorm2d(6, affine=True), conv(1), 'online'),
+    (nn.BatchNorm2d(6, track_running_stats=False), conv(1), 'class'),
+    (BatchNormAct2d(6), conv(1), 'used/activation'),
+    (nn.BatchNorm2d(6), conv(3, padding=1), 'used/padded convolution'),
+    (nn.BatchNorm2d(6), conv((1, 3), padding='same'), 'used/padded convolution'),
+    (nn.BatchNorm2d(6), ConvModule(6, 3, 3, padding=1, act_cfg=None), 'used/padded convolution'),
+    (nn.BatchNorm2d(6), nn.Sequential(nn.AvgPool2d(3, padding=1), conv(1)), 'used/function'),
+    (nn.BatchNorm2d(6), nn.ConvTranspose2d(6, 3, 1), 'used/function'),
     (nn.BatchNorm2d(6), ConvModule(6, 3, 3, padding=1, padding_mode='reflect', order=('act', 'conv', 'norm')),
-     'its output is consumed by relu'),
+     'used/function'),
+    (nn.BatchNorm2d(6), nn.Linear(9, 3), 'used/dimension'),
+    (nn.BatchNorm2d(6), parametrizations.weight_norm(conv(1)), 'used/computed weight'),
+    (nn.BatchNorm2d(6), torch.nn.utils.weight_norm(conv(1)), 'used/computed weight'),
+    (nn.BatchNorm2d(6), prune.random_unstructured(conv(1), 'weight', 0.5), 'used/computed weight'),
+    pytest.param(nn.BatchNorm2d(6), quantized(), 'weight type', marks=needs_rms_norm),
+    (UN(9), WithoutBias(), 'differs'),
 ], ids=lambda value: '' if isinstance(value, str) else type(value).__name__)
+@pytest.mark.filterwarnings('ignore:.*weight_norm.*')
 def test_reasons(norm, reader, why):
-    assert why in why_kept(Pair(norm, reader))
+    assert why_kept(Pair(norm, reader)) == why
 
 
 @pytest.mark.parametrize('name, value', [('weight', float('nan')), ('bias', float('inf')), ('running_var', -1.)])
@@ -117,8 +148,7 @@ def test_a_norm_with_another_formula(factor, is_first):
     norm = OtherFormula(6)
     norm.factor = factor
     pair = Pair(norm, nn.Linear(6, 3)) if is_first else Pair(nn.Linear(6, 6), norm)
-    why = r'the (output of (reader|norm)|model.s output) differs by .* another formula than its affine\(\)'
-    assert re.search(why, why_kept(pair, TOKENS))
+    assert why_kept(pair, TOKENS) == 'differs'
 
 
 def test_what_a_norm_with_another_formula_reads():
@@ -133,7 +163,7 @@ def test_what_a_norm_with_another_formula_reads():
 def test_hooks(part, register):
     model = Pair(nn.BatchNorm2d(6), nn.Conv2d(6, 3, 1))
     handle = getattr(getattr(model, part), register)(lambda *args: None)
-    assert 'has forward hooks' in why_kept(model)
+    assert why_kept(model).endswith('hooks')
     handle.remove()
     models.fold(model, X, strict=True, example=X)
 
@@ -166,41 +196,6 @@ def test_hooks_elsewhere_do_not_matter():
         model.get_submodule(name).register_forward_hook(lambda *args: calls.append(args))
     models.assert_folds(model, (37, 45), count=11)
     assert calls
-
-
-@pytest.mark.parametrize('change', [
-    parametrizations.weight_norm, torch.nn.utils.weight_norm,
-    lambda layer: prune.random_unstructured(layer, 'weight', 0.5)])
-@pytest.mark.filterwarnings('ignore:.*weight_norm.*')
-def test_parametrized_readers(change):
-    model = Pair(nn.BatchNorm2d(6), change(nn.Conv2d(6, 3, 1)))
-    assert 'a layer with a computed weight' in why_kept(model)
-
-
-class Quantized(torch.Tensor):
-    """A weight that is not a plain tensor, such as torchao's."""
-
-    def __deepcopy__(self, memo):
-        return nn.Parameter(self.detach().clone())
-
-
-@needs_rms_norm  # from the same release on, a parameter of such a class runs in a trace
-def test_weights_that_are_no_plain_tensors_stay():
-    layer = nn.Conv2d(6, 3, 1).double()
-    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Quantized))
-    assert 'has a weight of type Quantized' in why_kept(Pair(nn.BatchNorm2d(6), layer))
-
-
-def test_a_layer_that_would_not_use_a_bias_stays():
-    class WithoutBias(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(3, 6))
-
-        def forward(self, x):
-            return nn.functional.linear(x, self.weight)
-
-    assert 'the output of reader differs' in why_kept(Pair(UN(6), WithoutBias()), TOKENS)
 
 
 def share(path):

@@ -52,31 +52,6 @@ def test_every_norm_folds(make, kwargs, sizes, count):
     models.assert_folds(make(**kwargs), *sizes, count=count)
 
 
-def of_openmmlab(stages):
-    """Where norms of a Swin go, whose stages have this prefix."""
-    block = f'{stages}.1.blocks.1'
-    return {f'{block}.norm1': f'{block}.attn.w_msa.qkv (padding', f'{block}.norm2': f'{block}.ffn.layers.0.0',
-            'backbone.patch_embed.norm': 'back into backbone.patch_embed.projection',
-            f'{stages}.0.downsample.norm': f'{stages}.0.downsample.reduction'}
-
-
-@pytest.mark.parametrize('make, kwargs, where', [
-    (models.stock_swin_classifier, {}, {**of_openmmlab('backbone.stages'), 'backbone.norm1': 'head.fc'}),
-    (models.mmdet_detector, {}, {**of_openmmlab('backbone.stages'), 'backbone.norm0': 'neck.lateral_convs.0.conv',
-                                 'backbone.norm1': 'neck.lateral_convs.1.conv'}),
-    (timm_swin, {}, {'layers.1.blocks.1.norm1': 'layers.1.blocks.1.attn.qkv (padding', 'norm': 'head.fc',
-                     'layers.1.blocks.1.norm2': 'layers.1.blocks.1.mlp.fc1',
-                     'patch_embed.norm': 'back into patch_embed.proj',
-                     'layers.1.downsample.norm': 'layers.1.downsample.reduction'}),
-    (vit, {}, {'backbone.layers.1.ln1': 'backbone.layers.1.attn.qkv', 'backbone.ln1': 'head.layers.head',
-               'backbone.layers.1.ln2': 'backbone.layers.1.ffn.layers.0.0'}),
-    (timm_vit, dict(class_token=False, global_pool='avg', fc_norm=False), {'norm': 'head'}),
-    (models.timm_model, dict(name='deit_tiny_distilled_patch16_224'), {'norm': 'head, head_dist'})])
-def test_where_norms_go(make, kwargs, where):
-    found = {fold.norm: fold.where for fold in models.assert_folds(make(**kwargs), EVEN, gamma='all').folded}
-    assert all(found[norm].startswith(target) for norm, target in where.items()), found
-
-
 @pytest.mark.parametrize('make, kwargs, kept', [
     (models.detector, dict(add_extra_convs='on_input'), {'backbone.norm1': PADS}),
     (models.detector, dict(add_extra_convs='on_output'), {}),

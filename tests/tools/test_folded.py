@@ -50,9 +50,7 @@ def test_a_classifier_is_tested_folded(folded, tmp_path):
     assert 'fuse_norms: 7 norms: 7 folded\n' in logs[1] and 'its norms are folded already' in logs[2]
     kept, saved = map(tiny_runs.checkpoint, ('new/kept.pth', 'folded.pth'))
     assert kept['state_dict'].keys() == saved['state_dict'].keys()
-    tensors = [{name: value for name, value in one['state_dict'].items() if isinstance(value, torch.Tensor)}
-               for one in (kept, saved)]
-    torch.testing.assert_close(*tensors, rtol=0, atol=0)
+    torch.testing.assert_close(*(models.tensors(file['state_dict']) for file in (kept, saved)), rtol=0, atol=0)
     assert all(kept['meta'][key] == saved['meta'][key] for key in ('dataset_meta', 'mmunorm'))
 
 
@@ -113,13 +111,6 @@ def test_a_model_of_torch_alone_needs_no_config(tmp_path):
     plain.blocks[0].attn.qkv.bias = None
     loaded = load_folded(tmp_path / 'folded.pth', plain)
     assert loaded is plain and torch.equal(loaded(x), model(x))
-    for other, why in ((make(2), 'of another architecture'), (torch.nn.Linear(2, 2), 'of another architecture'),
-                       (loaded, 'it is folded already')):
-        with pytest.raises(ValueError, match=why):
-            load_folded(tmp_path / 'folded.pth', other)
-    torch.save(make().state_dict(), tmp_path / 'plain.pth')
-    with pytest.raises(ValueError, match='not a folded checkpoint'):
-        load_folded(tmp_path / 'plain.pth', make())
 
 
 def test_an_unfolded_model_is_not_saved(folded, tmp_path):
