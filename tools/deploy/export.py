@@ -124,7 +124,7 @@ def main(argv=None):
     calibration = runs_on(TASKS[meta['task']].graph, samples) if samples else None
     report = fold_for(model, int8, calibration=calibration, layer_norms=args.layer_norms)
     print(f'folded: {report.summary}')
-    for names, kind, why in by_reason(report.kept):
+    for names, kind, why in by_reason((fold.norm, fold.kind, fold.where) for fold in report.kept):
         warn(f'{names}: not folded ({kind}): {why}')
     exportable = prepare_export(model, meta, args.batch or 1, args.dynamic)
     written = export_file(exportable, chosen, out, args.half, int8, samples, **options)
