@@ -489,7 +489,7 @@ class _Tracer(TorchFunctionMode):
             if not torch.equal(self._channels(factors)[is_written], self._channels(written)[is_written]):
                 return None
             self.trace.scaled.setdefault(scaled.name, set()).update(self._sources_of(written))
-            use = Use('layer scale', scaled.name)
+            use = self._use(Use('layer scale', scaled.name))
             self._add_use(factors.unique().tolist(), use)
             written = torch.where(is_written, self._channels(written) + scaled.numbers.start, NOTHING)
         self._add_use(numbers[numbers >= 0].unique().tolist(), use)
