@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from adapt_vit import MEAN, SIDE, STD, normalized, original, spread
+from adapt_vit import normalized, original, spread
 from mmunorm import fuse_norms
 from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
 from mmunorm.deploy.api import as_exportable
@@ -28,6 +28,7 @@ from mmunorm.deploy.tasks.classifier import logits_of
 from mmunorm.engine.calibration import test_metrics, training_images
 from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import PreflightError
+from projects.photographs.photographs.vit import MEAN, SIDE, STD
 
 import numpy as np
 import torch

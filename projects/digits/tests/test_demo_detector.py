@@ -1,12 +1,12 @@
 import pytest
 
-from ..tiny_runs import ROOT, load_tool
+from tests.tiny_runs import ROOT, load_tool
 
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
     """The demo in an empty folder; its commands are recorded in place of being run."""
-    demo = load_tool('demo')
+    demo = load_tool('digits:demo_detector')
     commands = []
 
     def run(title, *command):
@@ -31,11 +31,11 @@ def test_steps(demo, capsys):
     folder = demo.ROOT / demo.OUT
     assert f'pretrained={folder}/classifier/iter_1.pth' in detector
     assert ship[1:3] == (detector[1], f'{folder}/detector/iter_1.pth')
-    assert 'work_dirs/demo/ship/report.html' in capsys.readouterr().out
+    assert 'work_dirs/demo_detector/ship/report.html' in capsys.readouterr().out
     assert ship[3:] == ('--format', 'litert', '--int8', 'full', '--to', 'UN', '--steps', '0', '--adapt-steps', '100',
                         '--num-samples', '128', '--out', f'{demo.OUT}/ship')
 
 
 def test_a_failed_step_ends_the_demo():
     with pytest.raises(SystemExit, match='status 3'):
-        load_tool('demo').run('fails', '-c', 'raise SystemExit(3)')
+        load_tool('digits:demo_detector').run('fails', '-c', 'raise SystemExit(3)')
