@@ -23,5 +23,5 @@ model = dict(
         topk=(1, )))
 
 optim_wrapper = dict(optimizer=dict(lr=2e-3))
-train_cfg = dict(val_interval=8)
-default_hooks = dict(logger=dict(interval=5), checkpoint=dict(interval=8))
+train_cfg = dict(max_epochs=6, val_interval=6)
+default_hooks = dict(logger=dict(interval=5), checkpoint=dict(interval=6))

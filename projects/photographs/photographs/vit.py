@@ -97,6 +97,7 @@ class PatchTokens(nn.Module):
         self.vit, self.out = vit, nn.Linear(vit.num_features, vit.num_features)
         nn.init.eye_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+        self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
         return self.out(self.vit.forward_features(images))[:, self.vit.num_prefix_tokens:]
