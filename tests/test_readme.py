@@ -74,15 +74,6 @@ def load(text, folder, name):
     return Config.fromfile(path)
 
 
-def test_a_reader_is_done_in_minutes():
-    assert len(README.split()) <= 750
-    for page in ROOT.glob('docs/how_to/*.md'):
-        assert len(page.read_text().splitlines()) <= 120, page
-    assert len((ROOT / 'docs/limits.md').read_text().split()) <= 650
-    assert sum(len((ROOT / page).read_text().split()) for page in PAGES
-               if page.startswith(('README', 'docs', 'projects'))) <= 30_000
-
-
 def test_own_coco_data(tmp_path):
     cfg = load(config_block('docs/how_to/train.md', 'metainfo = '), tmp_path, 'mine.py')
     assert cfg.train_dataloader.dataset.data_root == 'data/mine/coco/'
