@@ -14,16 +14,18 @@ import argparse
 import json
 import tempfile
 import time
+from functools import cached_property
 from pathlib import Path
 
 from adapt_vit import normalized, original, spread
-from mmunorm import fuse_norms
 from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
 from mmunorm.deploy.api import as_exportable
+from mmunorm.deploy.folding import fold_for, runs_on
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.openmmlab import loaded_model, prepare_export
 from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.runtime import ExportedModel
+from mmunorm.deploy.tasks import TASKS
 from mmunorm.deploy.tasks.classifier import logits_of
 from mmunorm.engine.calibration import test_metrics, training_images
 from mmunorm.norms.layers import norm_layers
@@ -67,8 +69,8 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def models(network, form, args, example=None):
-    """A network with LN or in a folded form, and the metadata of a network with a config, else None."""
+def models(network, args):
+    """A network with LN, and the metadata of a network with a config, else None."""
     meta = None
     if network == 'digits Swin':
         config, checkpoint = args.digits
@@ -82,8 +84,6 @@ def models(network, form, args, example=None):
         import timm
         torch.manual_seed(0)
         model = randomize(timm.create_model(TIMM[network]))
-    if form != 'LN':
-        fuse_norms(model.eval(), example=example, rotate='hadamard')
     return model.eval(), meta
 
 
@@ -106,21 +106,31 @@ def crops_of(folder, number):
 
 
 class Subject:
-    """A network in a form, folded when the first file needs it."""
+    """A network in a form, folded as `export` folds it when the first file needs it.
 
-    def __init__(self, network, form, args):
-        self.network, self.form, self.args, self._exportable = network, form, args, None
+    `images` are those that the ranges come from: a tensor, or a list of a data set's.
+    """
 
-    @property
+    def __init__(self, network, form, args, images):
+        self.network, self.form, self.args, self.images = network, form, args, images
+
+    @cached_property
     def exportable(self):
-        if self._exportable is None:
-            example = torch.randn(1, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-            model, meta = models(self.network, self.form, self.args, None if self.network == 'digits Swin' else example)
-            self._exportable = prepare_export(model, meta) if meta else as_exportable(
-                model, example, MEAN.flatten().tolist(), STD.flatten().tolist())
-        return self._exportable
+        model, meta = models(self.network, self.args)
+        if meta:
+            if self.form == 'exact':
+                fold_for(model, 'static', calibration=runs_on(TASKS[meta['task']].graph, self.samples(meta)))
+            return prepare_export(model, meta)
+        if self.form == 'exact':
+            fold_for(model, 'static', self.images[:1], self.images)
+        return as_exportable(model, self.images[:1], MEAN.flatten().tolist(), STD.flatten().tolist())
 
-    def compile(self, chip, cure, samples):
+    def samples(self, meta):
+        if isinstance(self.images, torch.Tensor):
+            return [(image[None], ) for image in pixels(self.images)]
+        return Samples(self.images, meta, 1)
+
+    def compile(self, chip, cure):
         """The row of a file, and the file in the simulator."""
         form = FORMATS[CHIPS[chip]]
         int8 = None if cure == 'F16' else 'static'
@@ -128,7 +138,8 @@ class Subject:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f'm{form.suffixes[0]}')
             start = time.perf_counter()
-            form.export(self.exportable, path, int8=int8, samples=samples if int8 else (), **CURES[chip][cure])
+            samples = self.samples(self.exportable.meta) if int8 else ()
+            form.export(self.exportable, path, int8=int8, samples=samples, **CURES[chip][cure])
             row = dict(compiler=form.vendor.package, bytes=path.stat().st_size,
                        seconds=round(time.perf_counter() - start), **form.facts(path))
             return row, ExportedModel(form.open_new(path))
@@ -151,19 +162,17 @@ def pixels(images):
 @torch.no_grad()
 def crop_rows(network, args, old):
     """Yields the missing rows of a network on crops."""
-    exact = {}
-    for form in args.forms:
-        subject = Subject(network, form, args)
-        for images, folder in (entry.split('=', 1) for entry in args.crops):
+    for images, folder in (entry.split('=', 1) for entry in args.crops):
+        ranges, tests = (crops_of(Path(folder, split), number) for split, number in (
+            ('train', args.ranges), ('test', args.tests)))
+        exact = models(network, args)[0](tests).numpy()
+        for form in args.forms:
+            subject = Subject(network, form, args, ranges)
             for row, chip, cure in missing(network, form, images, args, old):
-                ranges, tests = (crops_of(Path(folder, split), number) for split, number in (
-                    ('train', args.ranges), ('test', args.tests)))
-                if images not in exact:
-                    exact[images] = models(network, 'LN', args)[0](tests).numpy()
 
-                def measure(subject=subject, chip=chip, cure=cure, ranges=ranges, tests=tests, images=images):
-                    facts, file = subject.compile(chip, cure, [(image[None], ) for image in pixels(ranges)])
-                    return facts | against(file(pixels(tests))['output'], exact[images])
+                def measure(subject=subject, chip=chip, cure=cure, tests=tests, exact=exact):
+                    facts, file = subject.compile(chip, cure)
+                    return facts | against(file(pixels(tests))['output'], exact)
 
                 yield finished(row, measure)
 
@@ -172,17 +181,17 @@ def digit_rows(args, old):
     """Yields the missing rows of the digits Swin, with its score."""
     cfg = load_config(args.digits[0])
     set_dataloader_defaults(cfg)
+    images = training_images(cfg, args.ranges + args.tests)
     for form in args.forms:
-        subject = Subject('digits Swin', form, args)
+        subject = Subject('digits Swin', form, args, images[:args.ranges])
         for row, chip, cure in missing('digits Swin', form, 'digits', args, old):
 
             def measure(subject=subject, chip=chip, cure=cure):
-                samples = Samples(training_images(cfg, args.ranges), subject.exportable.meta, 1)
-                facts, file = subject.compile(chip, cure, samples)
-                ln = Subject('digits Swin', 'LN', args).exportable
-                images = np.stack(training_images(cfg, args.ranges + args.tests)[args.ranges:]).astype(np.float32)
+                facts, file = subject.compile(chip, cure)
+                ln = Subject('digits Swin', 'LN', args, ()).exportable
+                tests = np.stack(images[args.ranges:]).astype(np.float32)
                 got, exact = (logits_of(scores) for scores in (
-                    file(images)['scores'], ln.graph(torch.from_numpy(images)).detach().numpy()))
+                    file(tests)['scores'], ln.graph(torch.from_numpy(tests)).detach().numpy()))
                 return facts | against(got, exact) | dict(metrics=test_metrics(cfg, file, 'testing'))
 
             yield finished(row, measure)

@@ -23,7 +23,7 @@ def parse_args(argv=None):
     parser.add_argument('config', help='config file')
     parser.add_argument('checkpoint', help='checkpoint file')
     parser.add_argument('--fuse', action='store_true',
-                        help='fold the norms of the model first: of LayerNorms, a scale of each token is left')
+                        help='fold the norms of the model first: of LayerNorms the weights')
     parser.add_argument('--save', metavar='FILE', help='with --fuse: write the folded checkpoint to this file')
     parser.add_argument('--tta', action='store_true',
                         help="test-time augmentation: the config's tta_model and tta_pipeline, by default the mean of "

@@ -60,7 +60,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         A JSON-serializable dict: `title`, `notes` (what was timed, and how), `settings`, `environment`, `fusion` (the
         report of the folding), and `rows`. Each row has `name`, `error` ('out of memory' or None), `parameters` (their
         number), and `to_ln`, the ratios to LN. Without an error it also has `seconds` (of each repeat), `throughput`,
-        `latency_ms`, `peak_memory` (bytes), `flops` (per image), `norm_calls`, and `scale_calls` of what is left of
+        `latency_ms`, `peak_memory` (bytes), `flops` (per image), `norm_calls`, and `plain_calls` of what is left of
         folded LNs. Folded rows have `output_difference`.
 
     Raises:
@@ -103,9 +103,9 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
         if name in timer.failed:
             row['error'] = measure.OUT_OF_MEMORY
         else:
-            norm_calls, scale_calls, flops = counted[name]
+            norm_calls, plain_calls, flops = counted[name]
             held = measure.size_in_memory([*model.parameters(), *model.buffers(), task.images])
-            row.update(seconds=seconds[name], norm_calls=norm_calls, scale_calls=scale_calls,
+            row.update(seconds=seconds[name], norm_calls=norm_calls, plain_calls=plain_calls,
                        flops=flops / settings.batch_size, peak_memory=memory[name] + held)
         if name in differences:
             row['output_difference'] = differences[name]
@@ -198,7 +198,7 @@ def markdown(result: dict) -> str:
     folded, reduced, kept = (result['fusion'][key] for key in ('folded', 'reduced', 'kept'))
     notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. The quartiles of a ratio are over single '
              'rounds. In parentheses: relative to LN.', f'Folded: {folded} of {plural(folded + reduced + kept, "norm")}'
-             f'{f", {reduced} except a scale of each token" if reduced else ""}.']
+             f'{f", {reduced} now without weights" if reduced else ""}.']
     lines = [f'# {result["title"]}: effect of folding', '', *(f'- {note}' for note in notes), '',
              *markdown_table(COLUMNS, map(_cells, result['rows']))]
     if kept:
@@ -221,7 +221,7 @@ def _cells(row: dict) -> list[str]:
         with_ratio(f'{row["peak_memory"] / 1e6:.1f}', 'peak_memory'),
         with_ratio(f'{row["parameters"] / 1e6:.3f}', 'parameters'),
         with_ratio(f'{row["flops"] / 1e9:.4g}', 'flops'),
-        str(row['norm_calls']) + (f', {row["scale_calls"]} scales' if row['scale_calls'] else ''),
+        str(row['norm_calls']) + (f', {row["plain_calls"]} without weights' if row['plain_calls'] else ''),
     ]
     if difference := row.get('output_difference'):
         cells.append(f'{difference["absolute"]:.2g} ({difference["relative"]:.2g} of the largest output)')

@@ -153,10 +153,10 @@ def count(model: nn.Module, run: Callable) -> tuple[int, int, int]:
 
     FLOPs count matrix products and convolutions, two per multiply-add.
     """
-    norms, scales = norms_left(model)
+    norms, plain = norms_left(model)
     calls = []
     hooks = [model.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.append(name in norms))
-             for name in norms + scales]
+             for name in norms + plain]
     # torch counts nothing for a CPU's flash attention.
     try:
         with plain_attention(), FlopCounterMode(display=False) as flops:

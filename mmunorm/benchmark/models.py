@@ -20,7 +20,7 @@ from ..norms.layers import is_norm, norm_layers
 from ..utils import PreflightError
 
 LN = 'LN'
-EXACT = 'exact'  # LN, folded exactly: a scale of each token is left
+EXACT = 'exact'  # LN, folded exactly: norms without weights are left
 NORM_FREE = 'norm-free'
 
 

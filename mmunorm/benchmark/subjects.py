@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..deploy.folding import fold_for, runs_on
 from ..deploy.formats import VARIANTS, Session
-from ..deploy.openmmlab import prepare_export, rotation_for
+from ..deploy.openmmlab import prepare_export
 from ..deploy.preprocessing import Samples
 from ..deploy.saving import export_file
-from ..fusion import fuse_norms
+from ..deploy.tasks import TASKS
 
 
 class Subject:
@@ -33,9 +34,10 @@ class Subject:
     def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int,
                  images: Sequence[torch.Tensor] = (), layer_norms: str = 'exact'):
         self.name, self.folder, self.threads, self.images, self.batch = name, folder, threads, images, batch
-        # One model for all forms: a rotation helps those in INT8, and is exact in the others.
-        rotate = rotation_for(model, '') if layer_norms == 'exact' else None
-        fuse_norms(model, layer_norms=layer_norms, rotate=rotate)
+        # One model for all forms: what helps those in INT8 is exact in the others.
+        samples = Samples(images, meta, 1) if len(images) else ()
+        fold_for(model, 'static', calibration=runs_on(TASKS[meta['task']].graph, samples) if samples else None,
+                 layer_norms=layer_norms)
         self.exportable = prepare_export(model, meta, batch)
         folder.mkdir()
 

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from ..modules import eval_mode
 from ..utils import PreflightError, check_module, error_text, warn, written_file
 from .comparison import deviation, signal_to_noise
+from .folding import folded_copy
 from .formats import format_of
-from .graph import Exportable, Pixels, named_outputs, norms_left
+from .formats.base import stage
+from .graph import Exportable, Pixels, left_of, named_outputs
 from .runtime import ExportedModel
 from .saving import ExportReport, export_file
 from .tasks.tensors import ModelGraph
@@ -27,10 +29,11 @@ SPREAD = 4  # times the example's standard deviation, too
 
 def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None = None,
            calibration: Tensor | Iterable[Tensor] | None = None, mean: Sequence[float] | None = None,
-           std: Sequence[float] | None = None, **options) -> ExportReport:
+           std: Sequence[float] | None = None, fold: bool = True, **options) -> ExportReport:
     """Writes a model of timm, torchvision, transformers or any other as a file for a runtime, and compares the two.
 
-    Fold its norms first, see :func:`mmunorm.fuse_norms`. The model stays as it is.
+    The norms of a copy are folded, see :func:`mmunorm.fuse_norms`; the model stays as it is. For INT8, its residual
+    streams and heads are rotated, and with calibration images keys and values lose their mean: not one operator more.
 
     Args:
         model (nn.Module): takes images `(N, C, H, W)`, and returns a tensor, or a tuple or dict of tensors, whose first
@@ -47,6 +50,8 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
             they do not look like the example.
         mean, std (Sequence[float], optional): what the model's images are normalized with, for pixels from 0 to 1 as in
             timm's `pretrained_cfg` and transformers' `image_mean`. The file then takes pixels from 0 to 255.
+        fold (bool): fold the norms; False is for a file to compare with. A model that is folded already is taken as it
+            is, with a warning if it was folded without the rotation that INT8 needs. Defaults to True.
         **options: those of the format: `accelerator` of Ethos-U; of a chip's compiler, its own by name, such as
             `target_platform='rk3576'` (Rockchip), `processor='bm1684x'` (Sophgo) or `activation_type='QUInt16'` (QNN).
 
@@ -66,15 +71,22 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
     if not path.parent.is_dir():
         raise PreflightError(f'path: there is no folder {path.parent}.')
     written_file(path)
-    exportable = as_exportable(model, example, mean, std)
-    samples, doubt = (), ''
+    check_example(model, example)
+    images, doubts = None, []
     if calibration is not None:
         images = _images_of(calibration, 'calibration', example.shape, MOST)
         if doubt := unlike(example.detach().cpu().float(), images):
             warn(doubt)
-        samples = _samples(images, exportable.meta)
+            doubts = [f'warning: {doubt}']
+    exportable = as_exportable(model, example, mean, std)
+    lines = []
+    if fold:
+        stage('folding the norms')
+        lines = folded_copy(exportable.graph.model, int8, example.detach().cpu().float(), images)
+        exportable = replace(exportable, **left_of(exportable.graph.model))
+    samples = () if images is None else _samples(images, exportable.meta)
     report = export_file(exportable, chosen, path, int8=int8, samples=samples, **options)
-    return replace(report, lines=[f'warning: {doubt}', *report.lines]) if doubt else report
+    return replace(report, lines=[*doubts, *lines, *report.lines])
 
 
 def prepared(model: nn.Module) -> nn.Module:
@@ -97,15 +109,20 @@ def unlike(example: Tensor, images: Tensor) -> str:
     return ''
 
 
+def check_example(model: nn.Module, example: Tensor) -> None:
+    """Raises a TypeError if `model` is no module, a PreflightError if `example` is no batch of images."""
+    check_module(model)
+    if not isinstance(example, Tensor) or example.dim() != 4 or not len(example):
+        got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
+        raise PreflightError(f'example must be a batch of images (N, C, H, W), got {got}.')
+
+
 @torch.inference_mode(False)  # its tensors have no version
 @torch.no_grad()
 def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | None = None,
                   std: Sequence[float] | None = None) -> Exportable:
     """The graph of a model; arguments and errors are those of :func:`export`."""
-    check_module(model)
-    if not isinstance(example, Tensor) or example.dim() != 4 or not len(example):
-        got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
-        raise PreflightError(f'example must be a batch of images (N, C, H, W), got {got}.')
+    check_example(model, example)
     if (mean is None) != (std is None):
         raise PreflightError('mean and std go together: one of them is missing.')
     example = example.detach().cpu().float().contiguous()
@@ -141,7 +158,7 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
     meta = dict(made_by='mmunorm', model=name, task='tensors', classes=[], divisor=1, shape=list(example.shape),
                 outputs=list(outputs), mean=mean, std=std)
     images = torch.from_numpy(_pixels_of(example.numpy(), meta))
-    return Exportable(graph, graph, meta, (images, ), None, *map(len, norms_left(model)))
+    return Exportable(graph, graph, meta, (images, ), None, **left_of(model))
 
 
 @dataclass

@@ -66,8 +66,8 @@ class Exportable:
     meta: dict  # metadata of the file
     inputs: tuple[Tensor, ...]  # a sample: the example of :func:`mmunorm.export`, or blurred noise
     open_shapes: tuple[dict, ...] | None  # torch's `Dim` of the dynamic dimensions of each input
-    norms: int  # number of norms in the model
-    scales: int = 0  # number of LayerNorms and RMSNorms of which a scale of each token is left
+    norms: int  # number of norms with weights in the model
+    plain: int = 0  # number of LayerNorms and RMSNorms without weights, which folding has left
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -81,6 +81,11 @@ def norms_left(model: nn.Module) -> tuple[list[str], list[str]]:
     """Names of the norms in a model, and of the LayerNorms and RMSNorms that folding has left without weights."""
     return [name for name, _ in norm_layers(model)], [
         name for name, module in model.named_modules() if isinstance(module, (FoldedLayerNorm, FoldedRMSNorm))]
+
+
+def left_of(model: nn.Module) -> dict[str, int]:
+    """The number of each, as arguments of :class:`Exportable`."""
+    return dict(zip(('norms', 'plain'), map(len, norms_left(model)), strict=True))
 
 
 def outputs_by_name(graph: nn.Module, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:

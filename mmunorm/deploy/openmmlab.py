@@ -12,21 +12,12 @@ from torch import nn
 from .. import __version__
 from ..checkpoints.loading import read_checkpoint
 from ..config.models import load_model
-from ..norms import OfflineNorm
-from ..norms.replace import layer_norms
 from ..utils import PreflightError, error_text
 from .comparison import tensor_differences
-from .graph import Exportable, norms_left, outputs_by_name
+from .graph import Exportable, left_of, outputs_by_name
 from .preprocessing import loading_of, steps_of
 from .rewrite.windows import DynamicWindowMSA, for_any_size, side_multiple
 from .tasks import PARTS, TASKS, find_task
-
-
-def rotation_for(model: nn.Module, int8: str | None) -> str | None:
-    """The argument `rotate` of :func:`mmunorm.fuse_norms` for a file: INT8 keeps more of rotated residual streams, see
-    docs/results/int8.md."""
-    folds = layer_norms(model) or any(isinstance(module, OfflineNorm) for module in model.modules())
-    return 'hadamard' if int8 is not None and folds else None
 
 
 def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None,
@@ -82,7 +73,7 @@ def _default_shape(steps: list[dict]) -> tuple[int, int]:
 def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -> Exportable:
     """Converts a model to one graph.
 
-    The model is not folded here; call :func:`mmunorm.fuse_norms` first, or keep the norms for a comparison.
+    The model is not folded here; call :func:`.folding.fold_for` first, or keep the norms for a comparison.
 
     Args:
         model (nn.Module): a classifier of mmpretrain or a detector of mmdet, in eval mode, on the CPU.
@@ -125,7 +116,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
         raise PreflightError(f'{meta["model"]} does not run on images of {height} x {width}: {error_text(error)}; '
                              'choose another --shape.') from error
     _check_preprocessing(model, graph, meta, inputs, expected)
-    return Exportable(graph, stock, meta, inputs, open_shapes, *map(len, norms_left(model)))
+    return Exportable(graph, stock, meta, inputs, open_shapes, **left_of(model))
 
 
 def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:

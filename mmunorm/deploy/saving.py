@@ -29,15 +29,16 @@ class ExportReport:
     """A file written by :func:`export_file`; `str()` returns a text."""
     path: Path
     size: int  # bytes on the disk
-    norms: int  # number of norms in the model
-    scales: int  # number of LayerNorms and RMSNorms of which a scale of each token is left
+    norms: int  # number of norms with weights in the model
+    plain: int  # number of LayerNorms and RMSNorms without weights, which folding has left
     difference: Differences  # from torch
     images: str  # those of the comparison
     lines: list[str]  # the format's report on the file
 
     def __str__(self) -> str:
-        scales = f', scales of a token: {self.scales}' if self.scales else ''
-        return '\n'.join([f'written: {self.path}, {self.size / 1e6:.1f} MB', f'norms left: {self.norms}{scales}',
+        plain = f', {self.plain} of them without weights' if self.plain else ''
+        return '\n'.join([f'written: {self.path}, {self.size / 1e6:.1f} MB',
+                          f'norms left: {self.norms + self.plain}{plain}',
                           f'compared with torch on {self.images}: {self.difference}', *self.lines])
 
 
@@ -82,6 +83,8 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
             found = compared(inputs)
             if len(samples) and model.meta['task'] == 'tensors':
                 lines.insert(0, f'on the example: {compared([tuple(x.numpy() for x in model.inputs)])}')
+            if model.plain and int8:
+                lines.append(f'norms without weights: {chosen.norms_as[int8]}')
             lines = [*([USUAL] if int8 and found.snr else []), *lines, *chosen.report(part)]
         except (OSError, PreflightError):
             raise
@@ -95,7 +98,7 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
             raise PreflightError(f'{chosen.runtime} computes something else than {model.meta["model"]} on {source}: '
                                  f'{found} (in floating point at least {least:.0f} dB are expected). No file is '
                                  'written; choose another format.')
-    return ExportReport(path, chosen.size(path, model), model.norms, model.scales, found, source, lines)
+    return ExportReport(path, chosen.size(path, model), model.norms, model.plain, found, source, lines)
 
 
 def _compared(model: Exportable, samples: Sequence[tuple[np.ndarray, ...]]

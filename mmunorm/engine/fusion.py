@@ -13,9 +13,8 @@ class FuseNormsHook(Hook):
     """Folds the model's norms before a test, after its checkpoint is loaded, and logs what went where.
 
     Args:
-        layer_norms (str): how far LayerNorms and RMSNorms are folded: 'exact', 'affine' or 'keep', see
-            :func:`mmunorm.fuse_norms`. Defaults to 'exact'.
-        rotate (str, optional): the basis of the residual streams, 'hadamard' or 'random'. Defaults to None.
+        layer_norms (str): whether LayerNorms and RMSNorms are folded, 'exact' or 'keep'. Defaults to 'exact'.
+        rotate (str, optional): 'hadamard' rotates the residual streams. Defaults to None.
 
     Attributes:
         report (FusionReport): what went where, after folding.

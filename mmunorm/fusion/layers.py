@@ -44,6 +44,7 @@ class Folded(nn.Module):
         like: a tensor of the norm's dtype and device. Defaults to None, for torch's defaults.
     """
     is_folded = True
+    channels_first = False  # whether the channels are the second dimension
     scope = None  # see `scopes`
 
     def _mark(self, width: int, added: Sequence[str], like: Tensor | None) -> None:
@@ -139,6 +140,7 @@ class FoldedLayerNorm(Folded, nn.LayerNorm):
 
 class FoldedLayerNorm2d(FoldedLayerNorm):
     """The same for maps `(N, C, H, W)`."""
+    channels_first = True
 
     def note(self) -> dict:
         return dict(super().note(), kind='layer_norm_2d')

@@ -39,10 +39,7 @@ class FusionReport:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        total = len(self.folded) + len(self.reduced) + len(self.kept)
-        if not total:
-            return 'no norm to fold: its norms are folded already, or it has none'
-        lines = [self._summary(total)]
+        lines = [self.summary]
         if self.difference is not None:
             lines.append(f'in an example, outputs change by {self.difference:.0e} of their largest value')
         if self.rounding is not None:
@@ -68,7 +65,12 @@ class FusionReport:
                 lines += [f'  {norm:{widths[0]}}  {kind:{widths[1]}}  {where}' for norm, kind, where in rows]
         return '\n'.join(lines)
 
-    def _summary(self, total: int) -> str:
+    @property
+    def summary(self) -> str:
+        """One line."""
+        total = len(self.folded) + len(self.reduced) + len(self.kept)
+        if not total:
+            return 'no norm to fold: its norms are folded already, or it has none'
         parts = []
         if self.folded or not self.reduced:
             parts.append(f'{len(self.folded)} folded')

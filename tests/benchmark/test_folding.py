@@ -15,7 +15,7 @@ from mmunorm.benchmark.folding import Settings, markdown, run_benchmark, summari
 from mmunorm.benchmark.output import write_results
 from mmunorm.compat import OutOfMemoryError
 from mmunorm.deploy.graph import norms_left
-from mmunorm.fusion import TokenScale
+from mmunorm.fusion import FoldedLayerNorm, FoldedRMSNorm
 from mmunorm.norms import UN
 from mmunorm.norms.layers import norm_layers
 
@@ -109,9 +109,8 @@ def test_flops_and_norm_calls():
     assert not any(module._forward_hooks for module in model.modules())
     x = torch.ones(1, 2, 5, 4)
     assert measure.count(model, lambda: F.scaled_dot_product_attention(x, x, x))[2] == 2 * 2 * 2 * 5 * 5 * 4
-    # What is left of a LayerNorm whose mean is folded is a scale; one that subtracts its mean is a norm.
-    left = nn.Sequential(TokenScale(4, 1e-5, 'mean_square'), TokenScale(4, 1e-5, 'variance'), nn.Identity())
-    assert measure.count(left, lambda: left(torch.ones(1, 4))) == (1, 1, 0)
+    left = nn.Sequential(FoldedLayerNorm(4, 1e-5), FoldedRMSNorm(4, 1e-5), nn.LayerNorm(4), nn.Identity())
+    assert measure.count(left, lambda: left(torch.ones(1, 4))) == (1, 2, 0)
 
 
 def test_largest_difference():
@@ -125,8 +124,9 @@ def test_largest_difference():
 def test_rows_share_their_weights(small):
     rows, fusion, _ = models.build_models(small)
     kinds = {name: {type(norm) for _, norm in norm_layers(model)} for name, model in rows.items()}
-    assert kinds == {'LN': {nn.LayerNorm}, 'exact': set(), 'UN': {UN}, 'UN folded': set(), 'norm-free': set()}
-    assert norms_left(rows['exact'])[1] == [name for name, _ in norm_layers(rows['LN'])]
+    assert kinds == {'LN': {nn.LayerNorm}, 'exact': {nn.LayerNorm}, 'UN': {UN}, 'UN folded': set(), 'norm-free': set()}
+    norms = [name for name, _ in norm_layers(rows['LN'])]
+    assert norms_left(rows['exact']) == (norms[:1], norms[1:])  # the first one writes the stream
     assert len(fusion.folded) == len(list(norm_layers(rows['UN']))) == 7 and not fusion.kept
     un = rows['UN'].state_dict()
     for name in ('LN', 'norm-free'):
@@ -143,8 +143,8 @@ def test_a_config_with_layer_norm_has_three_rows(small):
     cfg.model.backbone.norm_cfg = dict(type='LN')
     result = run_benchmark(cfg, Settings(batch_size=1, repeat=1))
     assert [row['name'] for row in result['rows']] == ['LN', 'exact', 'norm-free']
-    assert result['rows'][1]['output_difference']['relative'] < 1e-4 and result['fusion']['reduced'] == 7
-    assert '- Folded: 0 of 7 norms, 7 except a scale of each token.' in markdown(result)
+    assert result['rows'][1]['output_difference']['relative'] < 1e-4 and result['fusion']['reduced'] == 6
+    assert '- Folded: 0 of 7 norms, 6 now without weights.' in markdown(result)
 
 
 def test_the_name_of_the_norm():
@@ -252,7 +252,7 @@ def test_a_whole_benchmark(small):
     assert by_name['UN']['parameters'] - by_name['norm-free']['parameters'] == 2 * affine
     for name in ('exact', 'UN folded'):
         assert 0 < by_name[name]['output_difference']['relative'] < 0.1
-    assert '| 0, 7 scales |' in markdown(result)
+    assert '| 1, 6 without weights |' in markdown(result)
 
 
 def test_the_papers_settings(small, detector):

@@ -17,7 +17,7 @@ from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.rewrite.operators import for_chips
 from mmunorm.deploy.rewrite.pixels import fold_pixels
 from mmunorm.deploy.tasks import graph_of
-from mmunorm.fusion import TokenScale
+from mmunorm.fusion import FoldedLayerNorm, FoldedRMSNorm
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
@@ -153,15 +153,23 @@ def test_attentions_that_share_what_is_added_to_their_scores(tmp_path):
     assert len(steps) == 2 and max(steps) < 0.1
 
 
-@pytest.mark.slow
-def test_a_patch_merging_into_one_token(tmp_path):
-    """LiteRT has no integer kernel for the square of a single number."""
+@pytest.mark.parametrize('norm', [FoldedLayerNorm(32, 1e-5), FoldedLayerNorm(32, 1e-5, is_centered=True),
+                                  FoldedLayerNorm(32, 1e-5, is_padded=True), FoldedLayerNorm(32, 1e-5, linear=True),
+                                  FoldedRMSNorm(32, None)])
+def test_norms_without_weights_in_8_bits(norm, tmp_path):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 32, 4), nn.Flatten(1), nn.Unflatten(1, (1, 32)),
-                          TokenScale(32, 1e-5, 'mean_square', mean_channels=[0, 8, 16, 24]), nn.Linear(32, 8))
+    last = nn.Linear(32, 8)
+    first = nn.Conv2d(3, 32, 4)
+    if isinstance(norm, FoldedLayerNorm) and norm.is_centered:
+        first.weight.data -= first.weight.data.mean(0)
+        first.bias.data -= first.bias.data.mean()
+    model = nn.Sequential(first, nn.Flatten(1), nn.Unflatten(1, (1, 32)), norm, last)  # one token
     images = torch.randn(8, 3, 4, 4)
-    mmunorm.export(model, images[:1], tmp_path / 'm.tflite', 'full', images)
-    assert not operators_of(tmp_path / 'm.tflite', in_float=True)
+    assert mmunorm.export(model, images[:1], tmp_path / 'f.tflite').difference.snr['output'] > 100
+    report = mmunorm.export(model, images[:1], tmp_path / 'm.tflite', 'full', images)
+    assert not operators_of(tmp_path / 'm.tflite', in_float=True) and report.difference.snr['output'] > 25
+    assert 'norms left: 1, 1 of them without weights' in str(report)
+    assert 'norms without weights: single operators in 8 bits' in report.lines
 
 
 @pytest.fixture(scope='module')
@@ -237,7 +245,7 @@ def test_channels_last_for_executorch(tmp_path):
     model, images = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.LayerNorm((4, 2, 2))), torch.rand(4, 3, 16, 16)
     model, images = (value.to(memory_format=torch.channels_last) for value in (model, images))
     report = mmunorm.export(model, images[:1], tmp_path / 'm.pte')
-    assert 'native_layer_norm' in report.lines[0] and report.norms == 1
+    assert 'native_layer_norm' in report.lines[-1] and report.norms == 1
     assert mmunorm.compare(tmp_path / 'm.pte', model, images).largest['output'] < 1e-5
     assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
 

@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
-from torch import nn
 
 from mmunorm.benchmark import files
 from mmunorm.benchmark.subjects import Subject
 from mmunorm.deploy import FORMATS
-from mmunorm.deploy.openmmlab import rotation_for
-from mmunorm.norms import UN
 from mmunorm.utils import PreflightError
 
 from .. import processes, tiny_runs
@@ -63,19 +60,11 @@ def test_a_classifier(classifier, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_layer_norms_are_folded_except_a_scale(ln_classifier, tmp_path, capsys):
-    file = tiny_runs.call(EXPORT, *ln_classifier, '--format', 'onnx', '--out', tmp_path / 'model', '--rotate',
-                          'hadamard')
+def test_the_weights_of_layer_norms_are_folded(ln_classifier, tmp_path, capsys):
+    file = tiny_runs.call(EXPORT, *ln_classifier, '--format', 'onnx', '--out', tmp_path / 'model', '--int8', 'external')
     printed = capsys.readouterr().out
-    assert (file.norms, file.scales) == (0, 7) and max(file.difference.largest.values()) < 1e-4
-    assert '6 norms are folded except a scale of each token\n' in printed and 'scales of a token: 7\n' in printed
-
-
-def test_streams_in_int8_are_rotated_by_default():
-    norm_free = nn.Sequential(nn.Linear(4, 4))
-    for norm in nn.LayerNorm(4), UN(4):
-        assert rotation_for(nn.Sequential(norm), 'full') == rotation_for(nn.Sequential(norm), '') == 'hadamard'
-        assert rotation_for(nn.Sequential(norm), None) is rotation_for(norm_free, 'full') is None
+    assert (file.norms, file.plain) == (0, 7) and max(file.difference.largest.values()) < 1e-4
+    assert 'folded: 7 norms: ' in printed and 'norms left: 7, 7 of them without weights\n' in printed
 
 
 @pytest.mark.slow
@@ -112,7 +101,7 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
     left = {}
 
     def lacks(subject, name, export=Subject.export):
-        left[subject.name] = subject.exportable.norms, subject.exportable.scales
+        left[subject.name] = subject.exportable.norms, subject.exportable.plain
         if name == 'openvino-bf16':
             raise PreflightError('no bfloat16 here')
         return export(subject, name)

@@ -1,7 +1,6 @@
-"""Exports a trained model with folded norms to a file for a runtime: offline norms whole, LayerNorms except a scale."""
+"""Exports a trained model with folded norms to a file for a runtime: offline norms whole, of LayerNorms the weights."""
 import argparse
 import json
-from collections import Counter
 from pathlib import Path
 
 from mmunorm.cli.arguments import (
@@ -13,13 +12,13 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.data_checks import check_data
+from mmunorm.deploy.folding import fold_for, runs_on
 from mmunorm.deploy.formats import FORMATS, find_format, format_of, table
-from mmunorm.deploy.openmmlab import PARTS, loaded_model, prepare_export, rotation_for
+from mmunorm.deploy.openmmlab import PARTS, loaded_model, prepare_export
 from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.saving import export_file
+from mmunorm.deploy.tasks import TASKS
 from mmunorm.engine.calibration import training_images
-from mmunorm.fusion import fuse_norms
-from mmunorm.fusion.basis import ROTATIONS
 from mmunorm.fusion.report import by_reason
 from mmunorm.utils import PreflightError, warn
 
@@ -47,11 +46,9 @@ def parse_args(argv=None):
     parser.add_argument('--shape', type=positive, nargs=2, metavar=('H', 'W'),
                         help='height and width of the input (default: those of the test pipeline; for a detector, a '
                         'square for landscape and portrait images)')
-    parser.add_argument('--layer-norms', choices=['exact', 'affine', 'keep'], default='exact',
-                        help='how far LayerNorms are folded: all that is exact, gamma and beta alone, or nothing '
+    parser.add_argument('--layer-norms', choices=['exact', 'keep'], default='exact',
+                        help='fold what is linear in LayerNorms, in the form for the file, or leave them as they are '
                         '(default: exact)')
-    parser.add_argument('--rotate', choices=(*ROTATIONS, 'none'), help='rotate the residual streams, which spreads '
-                        'large channels over all (default: hadamard in INT8, else none)')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
                         'INT8 also with _int8)')
     for form in FORMATS.values():
@@ -62,8 +59,6 @@ def parse_args(argv=None):
     args = parser.parse_args(argv)
     if args.dynamic and args.batch:
         parser.error('--batch cannot be combined with --dynamic, which accepts any batch size')
-    if args.rotate not in (None, 'none') and args.layer_norms != 'exact':
-        parser.error(f'--rotate cannot be combined with --layer-norms {args.layer_norms}')
     if args.int8 is not None and (args.half or args.dynamic):
         parser.error(f'--{"half" if args.half else "dynamic"} cannot be combined with --int8')
     return args
@@ -126,10 +121,9 @@ def main(argv=None):
     samples = ()
     if chosen.needs_images(int8):
         samples = Samples(training_images(cfg, args.num_samples), meta, args.batch or 1)
-    rotate = args.rotate or (args.layer_norms == 'exact' and rotation_for(model, int8) or 'none')
-    report = fuse_norms(model, layer_norms=args.layer_norms, rotate=None if rotate == 'none' else rotate)
-    for (left, why), count in Counter((fold.left, fold.why_left) for fold in report.reduced).items():
-        print(f'{count} norm{"s are" if count > 1 else " is"} folded except {left}{f" ({why})" if why else ""}')
+    calibration = runs_on(TASKS[meta['task']].graph, samples) if samples else None
+    report = fold_for(model, int8, calibration=calibration, layer_norms=args.layer_norms)
+    print(f'folded: {report.summary}')
     for names, kind, why in by_reason(report.kept):
         warn(f'{names}: not folded ({kind}): {why}')
     exportable = prepare_export(model, meta, args.batch or 1, args.dynamic)

@@ -62,8 +62,8 @@ class Format(ABC):
     takes_half: bool = True  # writes weights in float16, too
     takes_dynamic: bool = True  # writes graphs with dynamic shapes, too
     float_kinds: tuple[str, ...] = ()  # of `int8_kinds`, those whose files are in floating point for other compilers
-    # By kind of INT8, the form of a fold that suits it: 'compiler' is that of compilers which quantize by themselves.
-    prepares: dict[str, str] = {}
+    # By kind of INT8, what the runtime makes of a norm without weights.
+    norms_as: dict[str, str] = {}
     takes_vendor_options: bool = False  # any, which the vendor's compiler checks
     is_offered: bool = True  # by tools/deploy/export.py
     uncalibrated: tuple[str, ...] = ()  # the kinds of INT8 that need no training images

@@ -30,7 +30,6 @@ class Chip(Format):
     packages = ('onnx', 'onnxscript')
     tasks = ('classifier', 'features', 'tensors')
     int8_kinds = ('static', )
-    prepares = {'static': 'compiler'}
     takes_vendor_options = True
     vendor: Vendor
     in_file = False  # whether the file's first layer normalizes, else the compiler's own code or the host

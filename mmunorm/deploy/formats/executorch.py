@@ -11,6 +11,7 @@ import torch
 
 from ...utils import PreflightError, error_text
 from ..graph import Exportable, exporting
+from ..rewrite.norms import by_single_operators
 from ..rewrite.operators import for_chips
 from ..rewrite.pixels import fold_pixels
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent, stage
@@ -37,6 +38,7 @@ class ExecuTorch(Format):
     packages = run_packages = ('executorch', )
     int8_kinds, int8_packages = ('static', ), ('torchao', )
     install, tasks, takes_half, takes_dynamic = EDGE_INSTALL, ('classifier', 'tensors'), False, False
+    norms_as = {'static': 'single operators, in 8 bits where XNNPACK has them'}
     variants = {'executorch': Variant(runtime), 'executorch-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
@@ -46,7 +48,7 @@ class ExecuTorch(Format):
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
-            graph = fold_pixels(model.stock, *model.inputs)
+            graph = fold_pixels(by_single_operators(model.stock), *model.inputs)
             graph = for_chips(torch.export.export(graph, model.inputs, strict=False))
             program = torch.export.export(graph, model.inputs, strict=False)
             if int8:

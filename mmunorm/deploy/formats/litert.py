@@ -21,6 +21,7 @@ from ..int8.attention_ranges import fit_attention
 from ..int8.ranges import CHOICES, Extremes, fit_padding
 from ..int8.tflite import changed, kind_of, read
 from ..rewrite.attention import center_attention
+from ..rewrite.norms import by_single_operators
 from ..rewrite.operators import for_chips
 from ..tasks import TASKS
 from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent, stage
@@ -69,6 +70,8 @@ class LiteRt(Format):
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
     int8_kinds, uncalibrated = ('dynamic', 'full', 'products'), ('dynamic', )
     int8_packages, takes_dynamic = ('ai_edge_quantizer', ), False
+    norms_as = {'dynamic': 'single operators in floating point', 'products': 'single operators in floating point',
+                'full': 'single operators in 8 bits'}
     install = EDGE_INSTALL
     variants = {'litert': Variant(runtime), 'litert-dynamic': Variant(f'{runtime} INT8, dynamic range', 'dynamic'),
                 'litert-products': Variant(f'{runtime} INT8, matmul-only', 'products'),
@@ -118,7 +121,7 @@ def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
             programs[name] = copy.deepcopy(program), sample
         centered = [center_attention(program) for program, _ in programs.values()]
         return programs if any(centered) else plain  # which need not be converted twice
-    parts = TASKS[model.meta['task']].parts(model.stock, model.inputs[0])
+    parts = TASKS[model.meta['task']].parts(by_single_operators(model.stock), model.inputs[0])
     with exporting():
         for name, (part, sample) in parts.items():
             programs[name] = for_chips(torch.export.export(part.eval(), (), sample, strict=False)), sample

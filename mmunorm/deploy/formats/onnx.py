@@ -54,7 +54,7 @@ class Onnx(Format):
     packages, run_packages = ('onnx', 'onnxscript', 'onnxruntime'), ('onnxruntime', )
     tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds, uncalibrated, float_kinds = ('static', 'external'), ('external', ), ('external', )
-    prepares = {'external': 'compiler'}
+    norms_as = {'static': 'one operator in floating point', 'external': 'one LayerNormalization'}
     variants = {'onnx': Variant(runtime), 'onnx-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,

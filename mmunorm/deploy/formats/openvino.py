@@ -38,6 +38,7 @@ class OpenVino(Format):
     packages, run_packages = ('onnx', 'onnxscript', 'openvino'), ('openvino', )
     tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds, int8_packages = ('static', ), ('nncf', )
+    norms_as = {'static': 'one operator in floating point'}
     variants = {'openvino': Variant(runtime),
                 'openvino-bf16': Variant(f'{runtime} bfloat16', load_options=dict(precision='bf16')),
                 'openvino-int8': Variant(f'{runtime} INT8', 'static')}

@@ -28,6 +28,7 @@ class Qnn(Chip):
     """
     name, suffixes, runtime = 'qnn', ('.qnn.onnx', ), "Qualcomm's emulation"
     packages = (*Chip.packages, 'onnxruntime')
+    norms_as = {'static': 'LayerNorm, in and out of 8 bits'}
     vendor = Vendor('qnn', 'onnxruntime_qnn', 'onnxruntime-qnn 2.7.0')
     in_file = True
 

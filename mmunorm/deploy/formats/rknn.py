@@ -24,6 +24,7 @@ from .onnx import write_onnx
 @register_format
 class Rknn(Chip):
     name, suffixes, runtime = 'rknn', ('.rknn', '.rknn.zip'), "Rockchip's simulator"
+    norms_as = {'static': 'exNorm in float16'}
     vendor = Vendor('rknn', 'rknn', 'rknn-toolkit2 2.5.0')
 
     def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,

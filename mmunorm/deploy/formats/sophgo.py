@@ -23,6 +23,7 @@ DEFAULTS = dict(processor='bm1688', cali_method='max', tune_num=0)
 class Sophgo(Chip):
     """The host normalizes the images."""
     name, suffixes, runtime = 'sophgo', ('.bmodel', '.bmodel.json'), "Sophgo's simulator"
+    norms_as = {'static': 'LayerNorm in float16 between two casts'}
     vendor = Vendor('sophgo', 'tpu_mlir', 'tpu_mlir 1.30.2')
     host_normalizes = True
 

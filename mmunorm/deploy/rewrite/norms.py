@@ -1,0 +1,56 @@
+"""Norms without weights by single operators, for runtimes whose LayerNorm has no integer kernel or is no operator."""
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from ...fusion import FoldedLayerNorm, FoldedRMSNorm
+
+
+class SingleOperators(nn.Module):
+    """`x / sqrt(mean of squares + eps)` after the mean of each token, unless it is 0 already, is subtracted."""
+
+    def __init__(self, norm: FoldedLayerNorm | FoldedRMSNorm):
+        super().__init__()
+        eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
+        is_layer_norm = isinstance(norm, FoldedLayerNorm)
+        self.is_centered = not is_layer_norm or norm.is_centered
+        self.shift = float(is_layer_norm and norm.is_padded)
+        self.linear = norm.linear
+        width = len(norm.weight)
+        self.mean = nn.Linear(width, 1)  # and eps: one operator, which XNNPACK has in 8 bits
+        nn.init.constant_(self.mean.weight, 1 / width)
+        nn.init.constant_(self.mean.bias, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(..., C)`; returns the same shape."""
+        if not self.is_centered:
+            x = x - x.mean(-1, keepdim=True)
+        x = x * self.mean(x.square()).rsqrt()
+        x = x + self.shift if self.shift else x
+        return x if self.linear is None else self.linear(x)
+
+
+class ChannelsLast(nn.Module):
+    """Runs a norm over the channels of maps `(N, C, H, W)`."""
+
+    def __init__(self, norm: nn.Module):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor, data_format: str = 'channel_first') -> Tensor:
+        if data_format == 'channel_last':
+            return self.norm(x)
+        return self.norm(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def by_single_operators(graph: nn.Module) -> nn.Module:
+    """A copy of a graph whose norms without weights are :class:`SingleOperators`."""
+    graph = copy.deepcopy(graph)
+    for name, module in list(graph.named_modules()):
+        if isinstance(module, (FoldedLayerNorm, FoldedRMSNorm)):
+            new = SingleOperators(module)
+            graph.set_submodule(name, ChannelsLast(new) if module.channels_first else new)
+    return graph
