@@ -30,7 +30,7 @@ from mmunorm.deploy.tasks.classifier import logits_of
 from mmunorm.engine.calibration import test_metrics, training_images
 from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import PreflightError
-from projects.photographs.photographs.vit import MEAN, SIDE, STD
+from projects.photographs.photographs.vit import MEAN, STD
 
 import numpy as np
 import torch

@@ -96,8 +96,8 @@ def openmmlab() -> list[str]:
     paths = {norm: os.path.relpath(path, ROOT) for norm, path in checkpoints.items()}
     finish([start(f'test_{norm}.log', ['tools/test.py', CONFIG.format(norm), paths[norm], '--fuse', '--work-dir',
                                        f'{OUT}/{norm}_folded'], threads) for norm in NORMS], 'folding and testing')
-    table8 = ['tools/analysis/fuse_and_benchmark.py', CONFIG.format('un'), paths['un'], '--batch-size', '32', '--repeat',
-              '15', '--threads', '1', '--out', f'{OUT}/table8']
+    table8 = ['tools/analysis/fuse_and_benchmark.py', CONFIG.format('un'), paths['un'], '--batch-size', '32',
+              '--repeat', '15', '--threads', '1', '--out', f'{OUT}/table8']
     finish([start('table8.log', table8, 1)], "the paper's Table 8")
     rows = json.loads(Path(ROOT, OUT, 'table8/benchmark.json').read_text())['rows']
     top1 = {'LN': trained_score('ln'), 'exact': score('ln_folded'), 'UN': trained_score('un'),

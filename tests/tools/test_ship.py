@@ -123,7 +123,7 @@ def test_the_exact_fold(ln_classifier, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert 'norms left: 7, 7 of them without weights, ' in printed and 'did not fold' not in printed
     report = (tmp_path / 'out/report.html').read_text()
-    assert 'What the conversion lost' not in report and 'norms folded except a scale of each token' in report
+    assert 'What the conversion lost' not in report and '7 are now norms without weights' in report
     assert capsys.readouterr().out.count('=== is done') == 0
     assert ship(ln_classifier, '--to', 'exact').metrics == outcome.metrics
     assert capsys.readouterr().out.count('=== is done') == 3
