@@ -1,4 +1,4 @@
-"""What mmunorm does, in five minutes on two CPU cores. Started by `make demo`.
+"""What mmunorm does, in a few minutes on two CPU cores. Started by `make demo`.
 
 First in OpenMMLab: one line of a config swaps the norm, tools/train.py trains both, UN folds away, and
 fuse_and_benchmark.py prints the paper's Table 8. Then with torch and LiteRT alone: a pretrained ViT-S becomes two
@@ -110,8 +110,8 @@ def openmmlab() -> list[str]:
     ratio = next(row for row in rows if row['name'] == 'UN folded')['to_ln']['throughput']
     return [f'digits Swin, one seed: top-1 LN {top1["LN"]:.1f}, UN {top1["UN"]:.1f}, UN folded '
             f'{top1["UN folded"]:.1f}; not enough images to rank the norms',
-            f'UN folded, no norm left: {ratio["value"]:.2f}x as fast as LN in torch on this CPU '
-            f'[{ratio["low"]:.2f}, {ratio["high"]:.2f}]']
+            f'UN folded, no norm left, in torch on this CPU: {ratio["value"]:.2f}x the speed of LN '
+            f'(quartiles {ratio["low"]:.2f} to {ratio["high"]:.2f})']
 
 
 def pretrained() -> list[str]:
