@@ -1,9 +1,9 @@
-"""Draws the figures of training scores in docs/ and projects/ from results/scores.jsonl.
+"""Draws the figures of scores, SNRs and times in docs/ and projects/ from the rows in results/.
 
     python benchmarks/draw_scores.py                      # all of them
-    python benchmarks/draw_scores.py comparison_swin      # docs/images/comparison_swin.png
+    python benchmarks/draw_scores.py comparison_t2t       # docs/images/comparison_t2t.png
 
-Each figure shows the rows of a table of score_tables.py, in its order.
+Most figures show the rows of a table of score_tables.py, in its order.
 """
 import argparse
 import re
@@ -11,33 +11,27 @@ import sys
 from pathlib import Path
 
 from projects.deep.deep.figures import Quality, quality_figure
-from projects.paper.paper.curves import NORM_COLOURS, metric_label
+from projects.paper.paper.curves import COLOURS, NORM_COLOURS, metric_label
 from projects.paper.paper.layout import finish, new_panels, save, wrapped
 
 from matplotlib.lines import Line2D
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from score_tables import BOX, MASK, TABLES, TOP1
+from row_tables import read
+from score_tables import TABLES, TOP1
 from write_scores import FAIL, load, scores, select, split_column, summary
 
 FOLDER = Path(__file__).parents[1] / 'docs/images'
 GREY = '0.55'
 # By file: the table, the title, and in each panel, by its metric, the columns with their labels.
 FIGURES = {
-    'comparison_swin': ('swin_intel', 'Digits Swin: a dot is a seed, a line the mean',
-                        {TOP1: {'mean ± std': ''}}),
     'comparison_t2t': ('t2t', 'Digits T2T-ViT: a dot is a seed, a line the mean',
                        {TOP1: {'mean ± std': ''}}),
     'stress': ('stress_intel', 'Digits Swin, seed 0', {TOP1: {'calm': 'calm', 'stressed': 'stressed'}}),
-    'conversion_classifier': ('conversion', 'Digits Swin: mean ± std of 3 seeds',
-                              {TOP1: {'untrained': 'untrained', 'after 188 steps': 'after 188 steps'}}),
-    'conversion_detector': (
-        'conversion_detector', 'Digits Mask R-CNN: mean ± std of 3 seeds',
-        {metric: {f'{name}, untrained': 'untrained', f'{name}, fine-tuned': 'fine-tuned'}
-         for metric, name in ((BOX, 'box AP'), (MASK, 'mask AP'))}),
 }
 DEPTHS = 'depth_quality'
+FORM_COLOURS = {**NORM_COLOURS, 'exact': COLOURS[3]}  # LN folded exactly has a colour of its own
 
 
 def draw(axes, data, table, metric, columns):
@@ -100,17 +94,57 @@ def depth_figure(data):
     return quality_figure(results, TOP1)
 
 
+def snr_figure(data):
+    """SNR of the ViT-S in full integers on each set of images, with LN and folded exactly."""
+    table = TABLES['exact_int8']
+    bars = {}
+    for (label, images), wanted in table['rows'].items():
+        if 'full-integer' in label:
+            row, = select(data, table['where'], wanted)
+            bars.setdefault(images, {})[label.partition(',')[0]] = row['metrics']['snr']
+    return bar_figure('A pretrained ViT-S in full-integer INT8', 'SNR of the class token (dB)', bars)
+
+
+def speed_figure(data):
+    """Milliseconds of full-integer files with LN, folded exactly, and UN."""
+    bars = {f'{row["network"]}, {row["threads"]} thread{"s" * (row["threads"] > 1)}': {
+        form: row['ms'][form][1] for form in ('LN', 'exact', 'UN')} for row in read('exact_speed')}
+    return bar_figure('Full-integer INT8 in LiteRT, an Intel Xeon', 'milliseconds an image', bars)
+
+
+def bar_figure(title, xlabel, bars):
+    """Horizontal bars, by the label of a group and the name of the form."""
+    figure, (axes, ) = new_panels()
+    forms = list(next(iter(bars.values())))
+    height = 0.8 / len(forms)
+    for index, form in enumerate(forms):
+        values = [found[form] for found in bars.values()]
+        places = [group + (index - (len(forms) - 1) / 2) * height for group in range(len(bars))]
+        axes.bar_label(axes.barh(places, values, height, color=FORM_COLOURS[form], label=form), fmt='%.1f', padding=2,
+                       fontsize='small')
+    axes.set_yticks(range(len(bars)), [wrapped(label, 1.9) for label in bars], fontsize='small')
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel(xlabel)
+    finish(figure, 0.29 * len(bars) * len(forms), title)
+    return figure
+
+
+OTHERS = {DEPTHS: depth_figure, 'int8_vit': snr_figure, 'exact_speed': speed_figure}
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('figures', nargs='*', metavar='FIGURE', help=f'default: all of {", ".join((*FIGURES, DEPTHS))}')
+    parser.add_argument('figures', nargs='*', metavar='FIGURE',
+                        help=f'default: all of {", ".join((*FIGURES, *OTHERS))}')
     parser.add_argument('--out', type=Path, default=FOLDER)
     args = parser.parse_args(argv)
-    if unknown := set(args.figures) - {*FIGURES, DEPTHS}:
-        parser.error(f'no figure {", ".join(sorted(unknown))}; there are {", ".join((*FIGURES, DEPTHS))}')
+    if unknown := set(args.figures) - {*FIGURES, *OTHERS}:
+        parser.error(f'no figure {", ".join(sorted(unknown))}; there are {", ".join((*FIGURES, *OTHERS))}')
     data = load()
-    for name in args.figures or (*FIGURES, DEPTHS):
+    for name in args.figures or (*FIGURES, *OTHERS):
         path = args.out / f'{name}.png'
-        save(depth_figure(data) if name == DEPTHS else figure_of(name, data), path)
+        save(OTHERS[name](data) if name in OTHERS else figure_of(name, data), path)
         print(f'written: {path}')
 
 

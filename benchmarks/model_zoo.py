@@ -248,8 +248,7 @@ def page(rows):
     whole = sum(part['rotated'] == part['layer_norms'] for part in exact)
     kept, not_rotated, un = ([why for part in parts for why in part[key]] for parts, key in (
         (exact, 'kept'), (exact, 'not_rotated'), (good, 'kept')))
-    lines = (HEADER, ['---'] * len(HEADER), *map(cells, rows))
-    table = '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
+    tables = '\n\n'.join(f'## {title}\n{table(found)}' for title, found in groups(rows).items() if found)
     return f'''# Models that fold
 
 What `fuse_norms` folds in {len(rows)} architectures of timm, mmpretrain and mmdet; Swins and ViTs of torchvision and
@@ -267,8 +266,26 @@ transformers fold as timm's do. To try another model: [Fold](how_to/fusion.md#th
 
 The reasons are the codes of `mmunorm.fusion.obstacles`; a function stands behind its code.
 
-{table}
+{tables}
 '''
+
+
+def groups(rows):
+    """The rows by how many of a model's LayerNorms fold."""
+    found = {title: [] for title in ('All LayerNorms fold', 'A part of the LayerNorms folds', 'No LayerNorm folds',
+                                     'Models without LayerNorms', 'Models that did not run')}
+    all_of_them, part, none, without, failed = found.values()
+    for row in rows:
+        exact = row.get('exact')
+        group = failed if exact is None else without if not exact['layer_norms'] else (
+            none if not exact['plain'] else part if exact['plain'] < exact['layer_norms'] else all_of_them)
+        group.append(row)
+    return found
+
+
+def table(rows):
+    lines = (HEADER, ['---'] * len(HEADER), *map(cells, rows))
+    return '\n'.join(f'| {" | ".join(map(str, line))} |' for line in lines)
 
 
 @command

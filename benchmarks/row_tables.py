@@ -13,6 +13,8 @@ RESULTS = Path(__file__).parent / 'results'
 CHIPS = {'BM1688, CV186X': 'BM1688', 'BM1684X': 'BM1684X', 'Ethos-U85-512': 'ethos-u85-512',
          'Ethos-U65-512': 'ethos-u65-512', 'Ethos-U55-256': 'ethos-u55-256'}
 NO_FILE = 'no kernel'
+UNEVEN = 0.05  # of the control, the same file in two processes
+ROUNDS = 'UN / LN in a round: a quarter is below', 'a quarter is above'
 
 
 def read(name):
@@ -120,40 +122,27 @@ def factor(row, text='{:.2f}x'):
     return text.format(speed['value'])
 
 
-def deployed(name, cpu, columns):
-    """A cell has the milliseconds of LN and UN, and how much faster UN is where the control shows less."""
-    rows = [row for row in read(name) if cpu in row['environment']['cpu'] and '16-bit' not in row['label']]  # is gone
-    labels = list(dict.fromkeys(row['label'] for row in rows))
+def deployed(name, cpu):
+    """A row for each network, number of threads and file, of even runs; a factor where the control shows less."""
+    rows = [row for row in read(name) if cpu in row['environment']['cpu'] and '16-bit' not in row['label']  # is gone
+            and abs(row['control']['ratio']['value'] - 1) <= UNEVEN]
+    rows.sort(key=lambda row: (row['network'] == 'Mask R-CNN', row['network'], row['threads']))
     lines = []
-    for label in labels:
-        cells = []
-        for network, threads in columns.values():
-            pair = {row['model']: row for row in select(rows, network=network, threads=threads, label=label)}
-            cells.append(times_of(pair))
-        if any(cells):
-            lines.append([label.replace('LiteRT INT8, ', 'LiteRT, '), *cells])
-    first = {key: select(rows, network=key[0], threads=key[1])[0] for key in columns.values()}
-    lines.append(['control', *(f'{first[key]["control"]["ratio"]["value"]:.3f}' for key in columns.values())])
-    return ['LN/UN, ms', *columns], lines
-
-
-def times_of(pair):
-    if 'UN' not in pair or pair['UN'].get('error'):
-        return ''
-    time = {model: f'{row["latency_ms"]["median"]:.4g}' for model, row in pair.items() if not row.get('error')}
-    return f'{time.get("LN", NO_FILE)}/{time["UN"]}{factor(pair["UN"], " ({:.2f}x)")}'
+    for network, threads, label in dict.fromkeys((row['network'], row['threads'], row['label']) for row in rows):
+        pair = {row['model']: row for row in select(rows, network=network, threads=threads, label=label)}
+        if 'UN' in pair and not pair['UN'].get('error'):
+            ms = {model: f'{row["latency_ms"]["median"]:.4g}' for model, row in pair.items() if not row.get('error')}
+            lines.append([network, threads, label.replace('LiteRT INT8, ', 'LiteRT, '), ms.get('LN', NO_FILE), ms['UN'],
+                          factor(pair['UN']) or 'no difference', f'{pair["UN"]["control"]["ratio"]["value"]:.3f}'])
+    return ['network', 'threads', 'file', 'LN, ms', 'UN, ms', 'UN over LN', 'control'], lines
 
 
 def deployed_xeon():
-    return deployed('deployed_speed_intel_xeon', 'Xeon', {
-        'Swin-T, 1 thread': ('Swin-T', 1), 'Swin-T, 2': ('Swin-T', 2), 'DeiT-S, 1': ('DeiT-S', 1),
-        'Mask R-CNN, 1': ('Mask R-CNN', 1)})
+    return deployed('deployed_speed_intel_xeon', 'Xeon')
 
 
 def deployed_epyc():
-    return deployed('deployed_speed', 'EPYC', {
-        'T2T-ViT-14, 1 thread': ('T2T-ViT-14', 1), 'Mask R-CNN, 1': ('Mask R-CNN', 1),
-        'Mask R-CNN, 2': ('Mask R-CNN', 2)})
+    return deployed('deployed_speed', 'EPYC')
 
 
 def export_families():
@@ -247,16 +236,14 @@ def gpu_inference():
         found.setdefault((row['model'], row['mode']), {})[row['name']] = row
     lines = []
     for (model, mode), forms in found.items():
-        cells = []
-        for name, row in forms.items():
-            speed = row['throughput']['median']
-            text = f'{speed:.1f}' if speed < 100 else f'{speed:.0f}'
-            folded = name not in ('LN', 'UN')
-            cells.append(f'{text} ({row["to_ln"]["throughput"]["value"]:.3f}x)' if folded else text)
-        memory = next(row for name, row in forms.items() if name.startswith('UN') and name != 'UN')
-        lines.append([names[model], 'AMP, float16' if 'fp16' in mode else 'float32', *cells,
-                      f'{memory["to_ln"]["peak_memory"]:.2f}'])
-    return ['images/s', 'type', *next(iter(found.values())), 'memory, folded / LN'], lines
+        speeds = [row['throughput']['median'] for row in forms.values()]
+        folded = [row for name, row in forms.items() if name not in ('LN', 'UN')]
+        lines.append([names[model], 'AMP, float16' if 'fp16' in mode else 'float32',
+                      *(f'{speed:.1f}' if speed < 100 else f'{speed:.0f}' for speed in speeds),
+                      *(f'{row["to_ln"]["throughput"]["value"]:.3f}x' for row in folded),
+                      f'{folded[0]["to_ln"]["peak_memory"]:.2f}'])
+    forms = list(next(iter(found.values())))
+    return ['images/s', 'type', *forms, *(f'{name} over LN' for name in forms[2:]), 'memory, folded / LN'], lines
 
 
 def gpu_steps():
@@ -267,8 +254,13 @@ def gpu_steps():
             if pair:
                 lines.append([mode, 'AMP, float16' if amp else 'float32',
                               *(f'{pair[norm]["seconds"] * 1e3:.1f}' for norm in ('LN', 'UN')),
-                              quartiles(pair['UN']['to_ln']), f'{pair["UN"]["peak_memory_to_ln"]:.2f}'])
-    return ['', 'type', 'LN, ms', 'UN, ms', 'UN / LN (quartiles)', 'memory, UN / LN'], lines
+                              *rounds(pair['UN']['to_ln']), f'{pair["UN"]["peak_memory_to_ln"]:.2f}'])
+    return ['', 'type', 'LN, ms', 'UN, ms', *ROUNDS, 'memory, UN / LN'], lines
+
+
+def rounds(ratio):
+    """The quartiles of single rounds, in which the clock is the same for both."""
+    return [f'{ratio[key]:.3f}' for key in ('low', 'high')]
 
 
 def cpu_steps():
@@ -280,28 +272,8 @@ def cpu_steps():
             pair = {row['norm']: row for row in select(rows, arch=arch)}
             lines.append([
                 'Swin-T' if arch == 'tiny' else 'digits Swin', machine, pair['LN']['batch'],
-                *(f'{pair[norm]["seconds"] * 1e3:.0f}' for norm in ('LN', 'UN')), quartiles(pair['UN']['to_ln'])])
-    return ['float32', 'machine', 'batch', 'LN, ms', 'UN, ms', 'UN / LN (quartiles)'], lines
-
-
-def layers():
-    rows = read('norm_layers_amd_epyc')
-    norms = list(dict.fromkeys(row['norm'] for row in rows))[1:]
-    lines = []
-    for mode in ('eager', 'compiled'):
-        for shape in dict.fromkeys(tuple(row['shape']) for row in rows):
-            found = {row['norm']: row for row in select(rows, mode=mode, shape=list(shape))}
-            lines.append([str(shape), mode, f'{found["LayerNorm"]["seconds"] * 1e3:.2f}', *(
-                f'{found[norm]["to_ln"]["value"]:.2f} ({found[norm]["peak_memory_to_ln"]:.2f})' for norm in norms)])
-    return ['input', 'mode', 'LayerNorm, ms', *norms], lines
-
-
-def tiny_layer():
-    rows = read('tiny_layer_intel_r_xeon_r_processor_2_50ghz')
-    least = rows[0]['least']
-    return ['', 'least time, us', "times LayerNorm's", 'ATen calls'], [
-        [row['norm'], f'{row["least"] * 1e6:.0f}', '' if row is rows[0] else f'{row["least"] / least:.1f}',
-         row['calls']] for row in rows]
+                f'{pair["LN"]["seconds"] * 1e3:.0f}', *rounds(pair['UN']['to_ln'])])
+    return ['float32', 'machine', 'batch', 'LN, ms', *ROUNDS], lines
 
 
 # A pretrained ViT.
@@ -309,24 +281,6 @@ def adapted():
     h100 = [row for row in read('adapt_vit_nvidia_h100') if row['stage'] != 'trial']
     return ['', 'all tokens', 'centered class token', 'same image found'], [
         [row['stage'], *(f'{row[key]:.3f}' for key in ('tokens', 'pooled', 'same_image'))] for row in h100]
-
-
-def adapted_all():
-    rows = [row for row in read('adapt_vit_all_crops') if 'LayerNorm' not in row['model']]
-    return ['model', 'crops', 'all tokens', 'centered class token', '10th percentile', 'worst image'], [
-        [row['model'], f'{row["crops"]} {row["domain"]}', *(
-            f'{row[key]:.3f}' for key in ('tokens', 'pooled', 'p10', 'worst'))] for row in rows]
-
-
-def adapted_variants():
-    """Means over the seeds of the batches."""
-    rows = read('adapt_vit_variants')
-    lines = []
-    for variant in dict.fromkeys(row['variant'] for row in rows):
-        found = select(rows, variant=variant)
-        lines.append([variant, len(found), *(
-            f'{statistics.mean(row[key] for row in found):.3f}' for key in ('tokens', 'pooled', 'p10'))])
-    return ['variant', 'seeds', 'all tokens', 'centered class token', '10th percentile'], lines
 
 
 # The paper.
@@ -450,9 +404,9 @@ def data_files():
 ROW_TABLES = {function.__name__: function for function in (
     int8_families, adapted_int8, exact_speed, headline, deployed_exact, deployed_xeon, deployed_epyc,
     export_families, chips,
-    ethos_exact, chip_failures, chips_real_vit, chips_int8, gpu_inference, gpu_steps, cpu_steps, layers,
-    tiny_layer, adapted, adapted_all, adapted_variants, paper_1, paper_2, paper_detectors, paper_8, paper_averages,
-    residual_steps, low_light_speed, translation_speed, data_files)}
+    ethos_exact, chip_failures, chips_real_vit, chips_int8, gpu_inference, gpu_steps, cpu_steps, adapted, paper_1,
+    paper_2, paper_detectors, paper_8, paper_averages, residual_steps, low_light_speed, translation_speed,
+    data_files)}
 ROW_TABLES |= {f'paper_{number}': partial(paper_setting, number) for number in (6, 7, 10)}
 ROW_TABLES |= {name: partial(stored, name) for name in dict.fromkeys(row['table'] for row in read('tables'))}
 ROW_TABLES['zoo'] = partial(stored, 'zoo', ['model', 'score', 'sha256 begins'])

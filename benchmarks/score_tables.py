@@ -13,7 +13,6 @@ BLEU, CHRF, LOSS = 'translation/BLEU', 'translation/chrF', 'loss'
 
 PLAIN = dict(options={})
 AVX512 = dict(cpu='AMD EPYC, AVX512', precision='bfloat16')
-AVX2 = dict(cpu='AMD EPYC, AVX2', precision='float32')
 INTEL_BF16 = dict(cpu='Intel(R) Xeon(R) Processor, AVX512', precision='bfloat16')
 INTEL = dict(cpu='Intel(R) Xeon(R) Processor, AVX512', precision='float32')
 STRESSED = dict(options=dict(condition='stressed'))
@@ -46,27 +45,11 @@ def by_seed(metric, count):
 
 
 def boxes():
-    """Mean and scores of box AP and mask AP."""
-    return {'box AP': mean(BOX), 'by seed': mean(BOX, 'each', missing=''),
-            'mask AP': mean(MASK), 'mask AP by seed': mean(MASK, 'each', missing='')}
+    """Mean and scores of box AP, and the mean of mask AP."""
+    return {'box AP': mean(BOX), **{f'seed {seed}': mean(BOX, seed=seed, missing='') for seed in range(3)},
+            'mask AP': mean(MASK)}
 
 
-def images(metric):
-    """Scores on modified images."""
-    return {'as they are': mean(metric, condition='trained'), 'darker (x 0.6)': mean(metric, condition='darker'),
-            'noisier (sigma 25 of 255)': mean(metric, condition='noisier'),
-            'larger (x 1.25)': mean(metric, condition='larger')}
-
-
-# Conversions from LayerNorm to UN, as named in benchmarks/conversion.py.
-CONVERSIONS = {label: dict(way=way) for label, way in {
-    'LN, trained on (the control)': 'LN, trained on',
-    'gamma kept, statistics collected': 'gamma kept',
-    'the nearest map, all at once': 'affine, at once',
-    'the nearest map, one after the other (`convert_norms`)': 'affine, sequential',
-    'the same with the teacher: `projects/digits/configs/*_converted.py`': 'affine, sequential, teacher'}.items()}
-PERTURBED = {'LN, trained on': dict(way='LN, trained on'),
-          'UN, one after the other, with the teacher': dict(way='affine, sequential, teacher')}
 TABLES = {
     'main': dict(
         labels=[''], where=PLAIN,
@@ -89,39 +72,9 @@ TABLES = {
     'maskrcnn_wide_start': dict(
         labels=['norm'], where=dict(experiment='maskrcnn_wide_start'), rows=same('LN', 'BN', 'UN', 'UN+'),
         columns=boxes()),
-    'swin': dict(
-        labels=['top-1'], where=dict(experiment='swin', **PLAIN, **AVX512),
-        rows=norms({'LN': 'LN', **FOLDING, **VARIANTS}), columns=by_seed(TOP1, 5)),
-    'swin30': dict(
-        labels=['top-1, seed 0'], where=dict(experiment='swin', options={'train_cfg.max_epochs': '30'}, **AVX512),
-        rows=same('LN', 'UN', 'UN+'),
-        columns={f'epoch {epoch}': mean(TOP1, steps=94 * epoch) for epoch in (8, 16, 24, 30)}),
-    't2t_attention': dict(
-        labels=['top-1, mean ± std (seeds)'], where=dict(experiment='t2t', **AVX512),
-        rows={"mmpretrain's attention, 16 epochs": dict(attention="mmpretrain's", steps=1504),
-              '`UNT2TViT`, 8 epochs': dict(PLAIN, steps=752)},
-        columns={norm: mean(TOP1, 'count', norm=norm) for norm in ('LN', 'BN', 'UN', 'UN+')}),
     't2t': dict(
         labels=['top-1'], where=dict(experiment='t2t', **PLAIN, **AVX512),
         rows=norms({'LN': 'LN', **FOLDING, **VARIANTS}), columns=by_seed(TOP1, 3)),
-    't2t_first_norm': dict(
-        labels=['top-1, seed 0'], where=dict(experiment='t2t', seed=0, attention=None, mean=None, **AVX512),
-        rows={'LN in the other places': dict(norm='LN'), 'RMSN in the other places': dict(norm='RMSN')},
-        columns={'the same norm first': mean(TOP1, **{'first norm': None}),
-                 'LN first': mean(TOP1, **{'first norm': 'LN'}), 'RMSN first': mean(TOP1, **{'first norm': 'RMSN'})}),
-    't2t_mean': dict(
-        labels=['top-1, seed 0'], where=dict(experiment='t2t', seed=0, steps=752, **AVX512),
-        rows={"mmpretrain's attention": dict(attention="mmpretrain's"), '`UNT2TViT`': dict(attention=None)},
-        columns={'UN': mean(TOP1, norm='UN'),
-                 'a mean before the attention alone': mean(TOP1, norm='mean', mean='before attention'),
-                 'before the MLPs alone': mean(TOP1, norm='mean', mean='before MLPs'),
-                 'in all norms': mean(TOP1, norm='mean', mean=None)}),
-    'maskrcnn': dict(
-        labels=['norm'], where=dict(experiment='maskrcnn', **PLAIN, **AVX512),
-        rows={**norms({'LN': 'LN', **FOLDING, **VARIANTS, 'UN+ with means of its own, `centered=True`': 'own-means'}),
-              'the same with `backbone=dict(norm_eval=True)`': dict(
-                  norm='own-means', options={'model.backbone.norm_eval': 'True'})},
-        columns=boxes()),
     'stress': dict(
         labels=['top-1, seeds 0 to 2'], where=dict(experiment='swin', steps=752, **AVX512), rows=same('UN', 'UN+'),
         columns={**{f'calm, seed {seed}': mean(TOP1, seed=seed, **PLAIN) for seed in range(3)},
@@ -144,7 +97,7 @@ TABLES = {
         labels=['top-1'], where=dict(experiment='swin', **PLAIN, **INTEL),
         rows={**same('LN', 'BN', 'MABN'), 'MABN, alpha 0.98': dict(norm='alpha0.98'),
               **same('PN*', 'PN', 'UN', 'UN-nofilter', 'RepBN', 'PRepBN', 'RMSN', 'DyT', 'NoNorm')},
-        columns=by_seed(TOP1, 3)),
+        columns={'mean ± std of 3 seeds': mean(TOP1)}),
     # projects/translation/RESULTS.md
     'translation': dict(
         labels=['norm'], where=dict(experiment='translation', **PLAIN),
@@ -159,19 +112,11 @@ TABLES = {
             ('RMSN', '35.3', 'RMSN'), ('PN', '35.3', 'PN'), ('MABN', '35.4', 'MABN'), ('PN*', '35.0', 'PN*'),
             ('NoNorm', 'FAIL', 'NoNorm'), ('UN+', '', 'UN+'))},
         columns={'BLEU': mean(BLEU), 'chrF': mean(CHRF), 'loss': mean(LOSS)}),
-    'translation_rate': dict(
-        labels=['BLEU, seed 0'], where=dict(experiment='translation', **{'optim_wrapper.optimizer.lr': '2e-3'}),
-        rows={'rate 2e-3': {}}, columns={norm: mean(BLEU, norm=norm) for norm in ('LN', 'UN')}),
     'translation_statistics': dict(
         labels=['validation loss'], where=dict(experiment='translation_statistics'),
         rows={'of the batch': dict(statistics='batch'), 'running': dict(statistics='running')},
         columns={norm: dict(metric='validation loss', digits=3, norm=norm)
                  for norm in ('LN', 'RMSN', 'BN', 'UN', 'UN+', 'PN', 'MABN')}),
-    'translation_stacks': dict(
-        labels=['validation loss'], where=dict(experiment='translation_statistics'),
-        rows={'of the batch in the decoder alone': dict(statistics='batch in the decoder'),
-              'in the encoder alone': dict(statistics='batch in the encoder')},
-        columns={norm: dict(metric='validation loss', norm=norm) for norm in ('BN', 'UN+')}),
     'translation_averages': dict(
         labels=["row of the paper's table", '`--norms`', 'paper'], where=dict(experiment='translation_averages'),
         rows={(label, f'`{norm}`', paper): dict(norm=norm.partition('=')[0]) for label, norm, paper in (
@@ -184,21 +129,11 @@ TABLES = {
             ('alpha 0.7', 'alpha0.7=UN,alpha=0.7', '35.3'),
             ('alpha 0.6', 'alpha0.6=UN,alpha=0.6', 'FAIL'))},
         columns={'BLEU': mean(BLEU), 'chrF': mean(CHRF), 'loss': mean(LOSS)}),
-    'translation_depth': dict(
-        labels=['scheme', 'norm'], where=dict(experiment='translation_depth', steps=500),
-        rows={(scheme, label): dict(scheme=scheme, norm=norm)
-              for label, norm in (('LN', 'LN'), ('UN', 'UN'), ('UN without its filter', 'UN-nofilter'))
-              for scheme in ('PostNorm', 'PreNorm', 'DeepNorm', 'BranchNorm')},
-        columns={f'{layers} + {layers} layers': mean(LOSS, layers=layers) for layers in (6, 12, 18)}),
     'translation_depth_long': dict(
         labels=['scheme'], where=dict(experiment='translation_depth', steps=1000),
         rows={scheme: dict(scheme=scheme) for scheme in ('PostNorm', 'PreNorm', 'DeepNorm', 'BranchNorm')},
         columns={f'{norm}: {header}': dict(metric=metric, digits=digits, norm=norm) for norm in ('LN', 'UN')
                  for header, metric, digits in (('loss', LOSS, 2), ('BLEU', BLEU, 1), ('chrF', CHRF, 1))}),
-    'translation_depth_18': dict(
-        labels=['BLEU'], where=dict(experiment='translation_depth', steps=3000, norm='LN'),
-        rows={scheme: dict(scheme=scheme) for scheme in ('DeepNorm', 'BranchNorm')},
-        columns={**by_seed(BLEU, 2), 'chrF': dict(metric=CHRF, digits=1, form='mean'), 'loss': mean(LOSS)}),
     'translation_many': dict(
         labels=['scheme', 'text'], where=dict(experiment='translation_many'),
         rows={(scheme, text): dict(scheme=scheme, text=text) for scheme in ('BranchNorm', 'DeepNorm')
@@ -213,24 +148,6 @@ TABLES = {
                   ('PostNorm', 0), ('PreNorm', 0), ('DeepNorm', 0), ('BranchNorm, T = 25', 25),
                   ('BranchNorm, T = 100', 100), ('LayerScale', 0))},
         columns={f'{layers} layers': mean(TOP1, layers=layers) for layers in (12, 24, 48, 96)}),
-    'ramp': dict(
-        labels=['top-1, seed 0'], where={'experiment': 'depth_24', 'scheme': 'BranchNorm', 'warm-up of the rate': None,
-                                         'optim_wrapper.optimizer.lr': None},
-        rows=same('LN', 'UN'),
-        columns={**{f'T = {T}': mean(TOP1, T=T, schedule='linear') for T in (25, 100, 200, 400)},
-                 **{f'T = 100, {schedule}': mean(TOP1, T=100, schedule=schedule)
-                    for schedule in ('exponential', 'sigmoid')}}),
-    'rate': dict(
-        labels=['top-1, seed 0'], where=dict(experiment='depth_24', norm='LN'),
-        rows={'PostNorm': dict(scheme='PostNorm'), 'DeepNorm': dict(scheme='DeepNorm'),
-              'BranchNorm, T = 25': dict(scheme='BranchNorm', T=25)},
-        columns={header: mean(TOP1, **{'optim_wrapper.optimizer.lr': rate, 'warm-up of the rate': steps})
-                 for header, rate, steps in (('2.5e-4', '2.5e-4', None), ('5e-4', None, None), ('1e-3', '1e-3', None),
-                                             ('5e-4, 100 steps of warm-up', None, 100))}),
-    'last_batch': dict(
-        labels=['top-1, seed 0'], where=dict(experiment='depth_last_batch'), rows={'PreNorm, UN, 12 layers': {}},
-        columns={'the last batch is dropped': mean(TOP1, **{'train_dataloader.drop_last': 'True'}),
-                 'kept': mean(TOP1, **{'train_dataloader.drop_last': 'False'})}),
     # projects/photographs/RESULTS.md
     'photographs': dict(
         labels=['val top-1'], where=dict(steps=1504),
@@ -254,13 +171,6 @@ TABLES = {
         columns={'as it is': mean(TOP1, kind='as it is'), 'darker (x 0.4)': mean(TOP1, kind='darker'),
                  'brighter (x 1.8)': mean(TOP1, kind='brighter'), 'contrast x 0.4': mean(TOP1, kind='less contrast'),
                  'contrast x 1.8': mean(TOP1, kind='more contrast')}),
-    'transfer': dict(
-        labels=['val top-1 of photographs'], where=dict(steps=376), rows=same('LN', 'RMSN', 'UN', 'UN+'),
-        columns={**{f'from the digits, seed {seed}': mean(TOP1, experiment='transfer', seed=seed) for seed in range(2)},
-                 'from nothing, seed 0': mean(TOP1, experiment='no_transfer')}),
-    'photographs_t2t': dict(
-        labels=['T2T-ViT, seed 0'], where=dict(experiment='photographs_t2t'), rows=same('LN', 'UN'),
-        columns={'val top-1': mean(TOP1)}),
     'photographs_maskrcnn': dict(
         labels=['Mask R-CNN'], where=dict(experiment='photographs_maskrcnn'),
         rows={**{norm: dict(norm=norm, **PLAIN) for norm in ('LN', 'UN', 'UN+')},
@@ -288,21 +198,6 @@ TABLES = {
               'jointly with IAT': dict(trained='jointly with IAT')},
         columns=boxes()),
     # docs/results/conversion.md
-    'conversion_start': dict(
-        labels=['top-1'], where=dict(experiment='swin', **PLAIN, **AVX2),
-        rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=by_seed(TOP1, 3)),
-    'conversion': dict(
-        labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=CONVERSIONS,
-        columns={'untrained': mean(TOP1, condition='untrained', missing=''),
-                 'after 188 steps': mean(TOP1, condition='trained')}),
-    'conversion_control': dict(
-        labels=['', 'rate'], where=dict(experiment='conversion', condition='trained', **AVX512),
-        rows={(label, rate): dict(way=f'{way}{suffix}') for label, way in (
-            ('LN, trained on', 'LN, trained on'), ('LN, with the teacher', 'LN, trained on, teacher'),
-            ('UN, one after the other, with the teacher', 'affine, sequential, teacher'))
-            for rate, suffix in (('1e-3', ''), ('3e-4', ', rate 0.0003'), ('1e-4', ', rate 0.0001'))
-            if (way, rate) != ('LN, trained on, teacher', '1e-4')},
-        columns=by_seed(TOP1, 3)),
     'conversion_adapted': dict(
         labels=['188 steps at 3e-4'], where=dict(experiment='conversion', condition='trained', **INTEL_BF16),
         rows={label: dict(way=way) for label, way in (
@@ -310,44 +205,19 @@ TABLES = {
             ('LN, with the teacher', 'LN, trained on, teacher, rate 0.0003'),
             ('UN, adapted, with the teacher', 'adapted, teacher, rate 0.0003'))},
         columns={'before them': mean(TOP1, condition='untrained'), **by_seed(TOP1, 3)}),
-    'conversion_longer': dict(
-        labels=['376 steps at 1e-3'], where=dict(experiment='conversion', condition='trained', **AVX512),
-        rows={'LN, trained on': dict(way='LN, trained on, 2 x steps'),
-              'UN, one after the other, with the teacher': dict(way='sequential, teacher, 2 x steps')},
-        columns=by_seed(TOP1, 3)),
-    'conversion_longer_adapted': dict(
-        labels=['376 steps at 3e-4'], where=dict(experiment='conversion', condition='trained', **AVX512),
-        rows={'LN, trained on': dict(way='LN, trained on, 2 x steps, rate 0.0003'),
-              'UN, adapted, with the teacher': dict(way='adapted, teacher, 2 x steps, rate 0.0003')},
-        columns={'before them': mean(TOP1, condition='untrained'), **by_seed(TOP1, 3)}),
-    'conversion_images': dict(
-        labels=['top-1'], where=dict(experiment='conversion', **AVX2), rows=PERTURBED, columns=images(TOP1)),
-    'conversion_detector_start': dict(
-        labels=['norm'], where=dict(experiment='maskrcnn', **PLAIN, **AVX2),
-        rows=norms({'LN, from which the others start': 'LN', 'UN from scratch': 'UN'}), columns=boxes()),
-    'conversion_detector': dict(
-        labels=['way'], where=dict(experiment='conversion_detector', **AVX2),
-        rows={**CONVERSIONS,
-              'the same with the teacher, UN+': dict(way='UN+, sequential, teacher'),
-              'the same with the teacher, 348 steps': dict(way='sequential, teacher, 2 x steps')},
-        columns={f'{name} AP, {when}': mean(metric, condition=condition, missing=missing)
-                 for name, metric in (('box', BOX), ('mask', MASK)) for when, condition, missing in (
-                     ('untrained', 'untrained', ''), ('fine-tuned', 'trained', 'not run'))}),
     'conversion_detector_adapted': dict(
         labels=['174 steps at 3e-4'], where=dict(experiment='conversion_detector', **INTEL_BF16),
         rows={label: dict(way=way) for label, way in (
             ('LN, trained on', 'LN, trained on, rate 0.0003'),
             ('UN, adapted, with the teacher', 'adapted, teacher, rate 0.0003'))},
-        columns={'box AP before them': mean(BOX, condition='untrained'), 'box AP': mean(BOX, condition='trained'),
-                 'by seed': mean(BOX, 'each', condition='trained'), 'mask AP': mean(MASK, condition='trained')}),
+        columns={'box AP before them': mean(BOX, condition='untrained'),
+                 **{name: {**column, 'condition': 'trained'} for name, column in boxes().items()}}),
     'start': dict(
         labels=['Mask R-CNN'], where=dict(experiment='start', **AVX512),
         rows={'LN from LN': dict(norm='LN'), 'UN from LN, fitted alone': dict(start='LN', adapt=0),
               'UN from LN, fitted and adapted for 300 steps (the default)': dict(start='LN', adapt=300),
               'UN from a UN backbone': dict(start='UN')},
         columns=boxes()),
-    'conversion_detector_images': dict(
-        labels=['box AP'], where=dict(experiment='conversion_detector', **AVX2), rows=PERTURBED, columns=images(BOX)),
     # docs/results/int8.md
     'exact_int8': dict(
         labels=['ViT-S', 'test images'], where=dict(experiment='exact_int8'),

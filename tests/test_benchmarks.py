@@ -100,13 +100,14 @@ def test_the_model_zoo_resumes(script, tmp_path, monkeypatch):
     zoo.main(['--only', 'timm', *paths])
     rows = {row['model']: row for row in map(json.loads, (tmp_path / 'rows.jsonl').read_text().splitlines())}
     row = rows['timm: convnext_atto']
-    assert (row['norms'], row['replaced'], row['folded'], row['kept']) == (9, 9, 9, {})
+    assert (row['norms'], row['replaced'], row['folded'], row['kept']) == (9, 9, 9, [])
     assert row['difference'] < 1e-12
     assert 'Unknown model' in rows['timm: none']['error']
     monkeypatch.setattr(zoo, 'measure', None)  # all rows are there
     zoo.main(['--only', 'timm', '--page', str(tmp_path / 'page.md'), *paths[:2]])
     text = ' '.join((tmp_path / 'page.md').read_text().split())
-    assert '1 models with 9 norms: 9 are folded, 0 are kept' in text and '1 models did not run' in text
+    assert '9 of 9 norms fold.' in text and '1 models did not run' in text
+    assert '## A part of the LayerNorms folds | model ' in text and '## Models that did not run | model ' in text
 
 
 @pytest.mark.parametrize('norm', [UN, RepBN])

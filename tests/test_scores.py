@@ -126,3 +126,7 @@ def test_a_figure_has_the_scores_of_its_table(drawing):
             assert len(axes.get_yticks()) == len(drawing.TABLES[table]['rows']) and axes.get_xlabel()
     titles = [axes.get_title() for axes in drawing.depth_figure(data).axes]
     assert titles[3:] == ['BranchNorm, T = 25', 'BranchNorm, T = 100', 'LayerScale']
+    for figure, forms, groups in ((drawing.snr_figure(data), ['LN', 'exact'], 3),
+                                  (drawing.speed_figure(data), ['LN', 'exact', 'UN'], 4)):
+        axes, = figure.axes
+        assert [bars.get_label() for bars in axes.containers] == forms and len(axes.get_yticks()) == groups

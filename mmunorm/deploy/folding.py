@@ -26,7 +26,8 @@ def fold_for(model: nn.Module, int8: str | None, example: Tensor | None = None,
     Args:
         model (nn.Module): a model in eval mode.
         int8 (str, optional): a kind of INT8; None is floating point.
-        example, layer_norms: see :func:`mmunorm.fuse_norms`.
+        example (Tensor, optional): the images of the file's size, `(N, C, H, W)`. Defaults to that of a known model.
+        layer_norms: see :func:`mmunorm.fuse_norms`.
         calibration: the images of INT8, `(N, C, H, W)`, or a function that runs a model on some of them.
 
     Returns:
@@ -38,6 +39,8 @@ def fold_for(model: nn.Module, int8: str | None, example: Tensor | None = None,
             calibration = calibration[torch.linspace(0, len(calibration) - 1, min(MOST, len(calibration))).long()]
             calibration = calibration.split(len(example))
         options = dict(rotate='hadamard', calibration=calibration)
+    # As a tuple it is not tried in other sizes, which may need padding that the file's does not.
+    example = None if example is None else (example.clone(), )
     report = fuse_norms(model, example=example, layer_norms=layer_norms, **options)
     allow_partial_calls(model)
     return report
@@ -54,7 +57,7 @@ def folded_copy(model: nn.Module, int8: str | None, example: Tensor, calibration
         warn(UNROTATED)
         return [f'warning: {UNROTATED}']
     try:
-        report = fold_for(model, int8, example.clone(), calibration)
+        report = fold_for(model, int8, example, calibration)
     except (RuntimeError, ValueError) as error:  # the model is unchanged
         warn(line := f'the norms are not folded: {error_text(error)}')
         return [f'warning: {line}']

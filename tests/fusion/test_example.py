@@ -387,3 +387,10 @@ def test_the_size_of_a_model_of_another_library():
     assert replace_norms(model, dict(type='UN'))
     report = fuse_norms(model.eval(), strict=True)
     assert len(report.folded) == 3
+
+
+@pytest.mark.parametrize('norm', [UN(8), nn.LayerNorm(8)])
+def test_a_function_whose_input_is_always_in_float32(norm):
+    model = models.randomize(nn.Sequential(norm, nn.Linear(8, 8))).eval()
+    report = fuse_norms(model, example=lambda model: model(torch.randn(2, 5, 8)))
+    assert not report.kept and report.difference < 1e-6
