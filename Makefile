@@ -18,11 +18,13 @@ OPENMMLAB := .venv-openmmlab-$(TORCH)
 PYTHON310 ?= python3.10
 COMPILERS := .venv-sophgo/.installed .venv-rknn/.installed .venv-qnn/.installed
 
-.PHONY: help install test test-fast test-projects test-grid coverage test-openmmlab test-openmmlab-fast mutants lint demo docs zoo gpu chips
+.PHONY: help install test test-fast test-projects test-grid coverage test-openmmlab test-openmmlab-fast mutants lint demo demo-detector docs zoo gpu chips
 
 help:
 	@echo "make install    create $(VENV) and install everything"
-	@echo "make demo       from LayerNorm to a file without norms, in INT8, on handwritten digits, 20 minutes on 2 CPU cores"
+	@echo "make demo       UN in OpenMMLab, then a pretrained ViT-S folded exactly, in INT8: a few minutes on 2 CPU cores"
+	@echo "make demo-detector"
+	@echo "                from a trained Mask R-CNN with LayerNorm to a tested INT8 file, on handwritten digits"
 	@echo "make zoo        the small models on digits with scores, logs, weights and checksums, in work_dirs/zoo"
 	@echo "make test       lint and all tests of the core, about 13 minutes on 2 CPU cores"
 	@echo "make test-fast  lint and the fast tests of core and projects, about 12 minutes"
@@ -99,7 +101,10 @@ mutants: $(STAMP)
 	$(BIN)/python tests/mutants/run.py
 
 demo: $(STAMP)
-	$(BIN)/python tools/demo.py
+	@$(BIN)/python tools/demo.py
+
+demo-detector: $(STAMP)
+	$(BIN)/python projects/digits/tools/demo_detector.py
 
 zoo: $(STAMP)
 	$(BIN)/python projects/digits/tools/zoo.py

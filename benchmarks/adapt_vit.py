@@ -19,15 +19,13 @@ from pathlib import Path
 from mmunorm import convert_norms
 from mmunorm.cli.arguments import device
 from mmunorm.conversion import adapt, agreement
+from projects.photographs.photographs.vit import DINOV2, MEAN, SIDE, STD, vit_with, weights_of
 
 import numpy as np
 import timm
 import torch
 from PIL import Image
 
-MEAN, STD = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
-SIDE = 224
-DINOV2 = 'vit_small_patch14_dinov2'
 CALIBRATION = 512
 PIECE = 12 * 2**20  # bytes of a file of weights
 
@@ -50,45 +48,13 @@ def parse_args(argv=None):
     return parser.parse_args(argv)
 
 
-def weights_of(path):
-    """Weights of timm's ViT from the ONNX file, in which matrices have no names, but the biases added to them do."""
-    import onnx
-    from onnx import numpy_helper
-    graph = onnx.load(path).graph
-    named = {tensor.name: torch.from_numpy(numpy_helper.to_array(tensor).copy()) for tensor in graph.initializer}
-    matrix = {node.output[0]: node.input[1] for node in graph.node if node.op_type == 'MatMul'}
-    for node in graph.node:
-        names = [name for name in node.input if name.endswith('.bias')]
-        products = [matrix[name] for name in node.input if name in matrix and matrix[name] in named]
-        if node.op_type == 'Add' and names and products:
-            named[names[0].replace('.bias', '.weight')] = named[products[0]].T
-    positions = next(value for value in named.values() if value.shape == (1, 1369, 384))
-    first = next(value for name, value in named.items() if name.startswith('onnx::') and value.shape == (1, 1, 384))
-    positions = positions.view(1, 37, 37, 384).permute(0, 3, 1, 2)
-    positions = torch.nn.functional.interpolate(positions, (16, 16), mode='bicubic').flatten(2).transpose(1, 2)
-    state = dict(cls_token=named['backbone.embeddings.cls_token'], pos_embed=torch.cat([first, positions], 1))
-    for part in ('weight', 'bias'):
-        state[f'patch_embed.proj.{part}'] = named[f'backbone.embeddings.patch_embeddings.projection.{part}']
-        state[f'norm.{part}'] = named[f'backbone.layernorm.{part}']
-        for i in range(12):
-            old, new = f'backbone.encoder.layer.{i}', f'blocks.{i}'
-            state[f'{new}.attn.qkv.{part}'] = torch.cat(
-                [named[f'{old}.attention.attention.{name}.{part}'] for name in ('query', 'key', 'value')])
-            for mine, theirs in (('norm1', 'norm1'), ('norm2', 'norm2'), ('attn.proj', 'attention.output.dense'),
-                                 ('mlp.fc1', 'mlp.fc1'), ('mlp.fc2', 'mlp.fc2')):
-                state[f'{new}.{mine}.{part}'] = named[f'{old}.{theirs}.{part}']
-            for number in (1, 2):
-                state[f'{new}.ls{number}.gamma'] = named[f'{old}.layer_scale{number}.lambda1']
-    return state
-
-
 def original(weights, device, name=DINOV2):
     """timm's ViT with these weights, in eval mode."""
-    model = timm.create_model(name, weights == 'pretrained', img_size=SIDE, num_classes=0)
-    if weights != 'pretrained':
+    if weights == 'pretrained':
+        state = None
+    else:
         state = weights_of(weights) if str(weights).endswith('.onnx') else torch.load(weights, weights_only=True)
-        model.load_state_dict({name: value.float() for name, value in state.items()})
-    return model.eval().to(device)
+    return vit_with(state, name).to(device)
 
 
 def load_crops(folder, limit=None):

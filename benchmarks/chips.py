@@ -17,7 +17,7 @@ import time
 from functools import cached_property
 from pathlib import Path
 
-from adapt_vit import MEAN, STD, normalized, original, spread
+from adapt_vit import normalized, original, spread
 from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
 from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.folding import fold_for, runs_on
@@ -30,6 +30,7 @@ from mmunorm.deploy.tasks.classifier import logits_of
 from mmunorm.engine.calibration import test_metrics, training_images
 from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import PreflightError
+from projects.photographs.photographs.vit import MEAN, STD
 
 import numpy as np
 import torch

@@ -19,11 +19,12 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from adapt_vit import CALIBRATION, MEAN, STD, load_crops, normalized, original, spread
+from adapt_vit import CALIBRATION, load_crops, normalized, original, spread
 from mmunorm import convert_norms, export, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.measure import InterleavedTimer
 from mmunorm.deploy.runtime import ExportedModel
+from projects.photographs.photographs.vit import MEAN, STD
 from real_vit import InFile, InTorch, Probe, against, features
 
 import numpy as np

@@ -18,13 +18,14 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from adapt_vit import CALIBRATION, MEAN, SIDE, STD, load_crops, normalized, original, same_image, spread
+from adapt_vit import CALIBRATION, load_crops, normalized, original, same_image, spread
 from mmunorm import convert_norms, export, fuse_norms
 from mmunorm.benchmark.environment import environment
 from mmunorm.benchmark.measure import InterleavedTimer
 from mmunorm.deploy.runtime import ExportedModel
 from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError
+from projects.photographs.photographs.vit import MEAN, SIDE, STD
 
 import torch
 from torch import nn

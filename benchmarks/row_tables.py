@@ -63,26 +63,43 @@ def exact_speed():
 
 
 def headline():
-    """README's table: the full-integer file, its accuracy, and the best CPU file of both norms."""
+    """README's table: where folding gains, and where it does not."""
     rows = []
-    for network in ('Swin-T', 'DeiT-S'):
-        row = only(read('exact_speed'), network=network, threads=1)
+    gpu = {(row['mode'], row['name']): row['throughput']['median'] for row in select(
+        read('nvidia_h200'), model='swin_t_un_imagenet')}
+    for mode, label in dict.fromkeys((mode, 'AMP' if 'fp16' in mode else 'float32') for mode, _ in gpu):
+        base, un = gpu[mode, 'LN'], gpu[mode, 'UN folded']
+        rows.append([f'Swin-T, torch on an H200, {label}, images/s', f'{base:.0f}', 'not measured',
+                     f'{un:.0f} ({un / base:.2f}x)'])
+    for row in read('exact_speed'):
         times = {form: row['ms'][form][1] for form in ('LN', 'exact', 'UN')}
-        rows.append([f'full-integer INT8, {network}, ms', f'{times["LN"]:.1f}',
-                     *(f'{times[form]:.1f} (**{row["speedup"][form]:.2f}x**)' for form in ('exact', 'UN'))])
-    snr = {row['form']: row['metrics']['snr']
-           for row in select(read('exact_int8'), precision='full-integer', domain='crops', ranges=64)}
-    rows.append(['the same, pretrained ViT-S: SNR to its float model, dB', f'{snr["LN"]:.1f}',
-                 f'**{snr["exact, rotated"]:.1f}**', 'not measured'])
-    chip = {row['norm']: row['ms'] for row in select(read('ethos_u_exact'), accelerator='ethos-u85-512')}
-    rows.append(['Arm Ethos-U85, its compiler\'s estimate, DeiT-S, ms', f'{chip["LN"]:.1f}',
-                 *(f'{chip[form]:.1f} ({chip["LN"] / chip[form]:.2f}x)' for form in ('exact', 'UN'))])
-    swins = select(read('deployed_exact'), network='Swin-T')
+        rows.append([f'{row["network"]}, full-integer, {row["threads"]} thread{"s" * (row["threads"] > 1)}, ms',
+                     f'{times["LN"]:.1f}', *(f'{times[form]:.1f} ({row["speedup"][form]:.2f}x)'
+                                             for form in ('exact', 'UN'))])
+    later = read('deployed_exact')
+    rcnn = {row['model']: row for row in select(later, network='Mask R-CNN')}
+    rows.append(['Mask R-CNN, full-integer, 1 thread, ms', *(
+        f'{rcnn[form]["latency_ms"]["median"]:.0f}{factor(rcnn[form], " ({:.2f}x)")}'
+        for form in ('LN', 'exact', 'UN'))])
+    swins = select(later, network='Swin-T')
     fastest = min(select(swins, model='LN'), key=lambda row: row['latency_ms']['median'])['format']
     best = {row['model']: row for row in select(swins, format=fastest)}
-    rows.append(['best INT8 file for a CPU with floating point, Swin-T, ms', *(
+    rows.append(['Swin-T, the fastest INT8 file with LN, 1 thread, ms', *(
         f'{best[form]["latency_ms"]["median"]:.1f}{factor(best[form], " ({:.2f}x)")}'
         for form in ('LN', 'exact', 'UN'))])
+    chip = {row['norm']: row['ms'] for row in select(read('ethos_u_exact'), accelerator='ethos-u85-512')}
+    rows.append(['DeiT-S, Arm Ethos-U85, estimate, ms', f'{chip["LN"]:.1f}',
+                 *(f'{chip[form]:.1f} ({chip["LN"] / chip[form]:.2f}x)' for form in ('exact', 'UN'))])
+    snr = {row['form']: row['metrics']['snr']
+           for row in select(read('exact_int8'), precision='full-integer', domain='crops', ranges=64)}
+    adapted = {row['domain']: row for row in select(read('real_vit'), model='adapted', form='full-integer')
+               if 'domain' in row}
+    rows.append(['pretrained ViT-S, full-integer, SNR to LN in float, dB', f'{snr["LN"]:.1f}',
+                 f'{snr["exact, rotated"]:.1f}', f'{adapted["crops"]["snr"]:.1f}'])
+    probe = {row['form']: row['metrics']['probe']
+             for row in select(read('exact_int8'), precision='full-integer', domain='probe')}
+    rows.append(['the same, linear probe, top-1, %', *(f'{value:.1f}' for value in (
+        probe['LN'], probe['exact, rotated'], 100 * adapted['probe']['accuracy']))])
     return ['224 x 224, one image', 'LN', 'LN folded exactly', 'UN folded'], rows
 
 

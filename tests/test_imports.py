@@ -78,7 +78,7 @@ def test_a_tool_imports_mmunorm_before_other_packages():
         names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
                  for node in ast.parse(tool.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
         packages = [name.partition('.')[0] for name in names]
-        assert next(name for name in packages if name not in sys.stdlib_module_names) == 'mmunorm', tool
+        assert next((name for name in packages if name not in sys.stdlib_module_names), 'mmunorm') == 'mmunorm', tool
 
 
 def test_progress_bars_stay_out_of_logs():

@@ -1,6 +1,6 @@
 """Goes the whole way from a LayerNorm checkpoint to a tested file, with `--to exact` in minutes and without training.
 
-`--to exact` folds gamma and beta of the LayerNorms; norms without weights are left. `--to UN` converts the norms,
+`--to exact` folds gamma and beta of the LayerNorms; LayerNorms without weights are left. `--to UN` converts the norms,
 trains on with the old model as the teacher, and folds. Both export, and measure accuracy and speed of the file beside
 the model with LayerNorm in the same format. Each stage is one of the tools, printed as the command that it is. What a
 later stage needs is checked before the first. The same call goes on after an interruption. OUT/report.html
@@ -166,7 +166,7 @@ def folded(model):
     return norms_left(model), report
 
 
-def outcome_of(args, model, steps, row, recipe, checkpoint, file):
+def outcome_of(args, model, steps, row, recipe, checkpoint, file, images):
     """The results of all stages, the table of the conversion or '', and the report of the folding."""
     metrics, losses = {}, ''
     exact, fusion = folded(copy.deepcopy(model))
@@ -180,7 +180,7 @@ def outcome_of(args, model, steps, row, recipe, checkpoint, file):
         metrics[EXACT if args.to == EXACT else 'trained and folded'] = shipping.newest_metrics(args.out / 'folded')
     measured = args.out / 'speed/formats.json'
     result = json.loads(measured.read_text()) if measured.exists() else None
-    return ship_report.Outcome(steps, file, row, '', metrics, result, left), losses, fusion
+    return ship_report.Outcome(steps, file, row, '', metrics, result, left, images), losses, fusion
 
 
 @command
@@ -222,7 +222,8 @@ def main(argv=None):
         raise PreflightError(f'--out {args.out} has results of an older {args.checkpoint}: name another folder.')
     seconds = shipping.run_stages(stages, args.out)
     row = shipping.form_of(chosen.name, int8)
-    outcome, losses, fusion = outcome_of(args, model, steps, row, recipe, checkpoint, file)
+    outcome, losses, fusion = outcome_of(args, model, steps, row, recipe, checkpoint, file,
+                                         len(dataset))
     outcome.usage = usage_of(args, chosen, recipe, checkpoint, file)
     runners = {}
     if args.parts == PARTS[0]:

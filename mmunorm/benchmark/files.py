@@ -108,7 +108,7 @@ def markdown(result: dict) -> str:
     if control := result['control']:
         lines.append(f'- Control: {control["model"]}, {control["label"]} in two rows, first over second: '
                      f'{quartiles(control["ratio"])}. Smaller differences between rows are not significant.')
-    lines += ['', *markdown_table(columns, map(_cells, result['rows']))]
+    lines += ['', *markdown_table(columns, [_cells(row, control and control['ratio']) for row in result['rows']])]
     for row in result['rows']:
         if 'to_float' in row and row['to_float']['high'] < 1:  # in most rounds
             lines += ['', f'**{row["label"]} of {row["model"]} is slower than its float file**, '
@@ -122,11 +122,11 @@ def main_metrics(metrics: dict[str, float]) -> dict[str, float]:
     return chosen or dict(list(metrics.items())[:1])
 
 
-def _cells(row: dict) -> list[str]:
+def _cells(row: dict, control: dict[str, float] | None) -> list[str]:
     cells = [row['model'], row['label']]
     if row['error'] is not None:
         return [*cells, row['error']]
     metrics = main_metrics(row['metrics'])
     cells += [', '.join(f'{name.rpartition("/")[2]} {value:.4g}' for name, value in metrics.items()),
               speed_cell(row['throughput']), f'{row["latency_ms"]["median"]:.4g}', f'{row["size"] / 1e6:.3g}']
-    return [*cells, speedup(row['to_baseline'])] if 'to_baseline' in row else cells
+    return [*cells, speedup(row['to_baseline'], control)] if 'to_baseline' in row else cells

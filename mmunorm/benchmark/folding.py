@@ -123,7 +123,10 @@ def prepare_models(models: dict[str, nn.Module], plain: str, task: ClassifierTas
     for model in models.values():
         model.to(device)
     generator = torch.Generator().manual_seed(SEED)
-    images = torch.randint(256, (settings.batch_size, 3, *settings.shape), dtype=torch.uint8, generator=generator)
+    mean = getattr(models[plain].data_preprocessor, 'mean', None)  # of each channel
+    channels = 3 if mean is None else len(mean)
+    images = torch.randint(256, (settings.batch_size, channels, *settings.shape), dtype=torch.uint8,
+                           generator=generator)
     task.load(models[plain], images.to(device))
 
     def call(method, *args):

@@ -8,6 +8,8 @@ from pathlib import Path
 from ..utils import write_text
 
 NO_DIFFERENCE = 'no difference that this machine can show'
+BUSY = 'no verdict, the machine is too busy: measure again'
+BUSY_SPREAD = 1.2  # upper over lower quartile of the control
 
 
 def quartiles(ratio: dict[str, float]) -> str:
@@ -19,8 +21,10 @@ def speedup(ratio: dict[str, float], control: dict[str, float] | None = None) ->
     """Formats a ratio of speeds, or states that it shows no difference.
 
     It shows none if its quartiles span 1, or if it is not further from 1 than `control`, the ratio of the same file in
-    two processes.
+    two processes. There is no verdict if the quartiles of `control` are wide.
     """
+    if control and control['high'] > BUSY_SPREAD * control['low']:
+        return f'{BUSY} (the same file twice: {quartiles(control)})'
     if ratio['low'] <= 1 <= ratio['high'] or (
             control and abs(math.log(ratio['value'])) <= abs(math.log(control['value']))):
         return f'{NO_DIFFERENCE} [{ratio["low"]:.3f}, {ratio["high"]:.3f}]'

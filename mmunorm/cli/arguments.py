@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -48,7 +49,9 @@ def command(main):
         # Swin in float32 trains 2.6 times as fast without them (benchmarks/NOTES.md).
         torch.set_flush_denormal(True)
         try:
-            with reading(trusted=_is_given('--trust-checkpoint', argv)):
+            with reading(trusted=_is_given('--trust-checkpoint', argv)), warnings.catch_warnings():
+                # LiteRT's converter starts JAX, which no worker of a data loader uses.
+                warnings.filterwarnings('ignore', r'os\.fork\(\) was called', RuntimeWarning)
                 result = main(argv)
         except KeyboardInterrupt:
             print('interrupted', file=sys.stderr)

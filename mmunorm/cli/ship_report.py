@@ -10,14 +10,15 @@ import cv2
 import numpy as np
 
 from ..benchmark.files import main_metrics, markdown
-from ..benchmark.output import NO_DIFFERENCE, speedup
+from ..benchmark.output import BUSY, NO_DIFFERENCE, speedup
 from ..deploy.runtime import ExportedModel
-from ..utils import write_text
+from ..utils import plural, write_text
 from .images import draw_objects, draw_predictions, read_image
 from .page import render_page
 from .shipping import Stage
 
 NUM_IMAGES = 4
+FEW = 100  # test images: one is a point of accuracy
 # Objects are drawn from this score on, as in tools/infer.py.
 SCORE_THR = 0.3
 
@@ -31,8 +32,9 @@ class Outcome:
     usage: str  # how the file is used
     metrics: dict[str, dict[str, float]]  # in torch, by model, in the order of the chain
     result: dict | None  # of tools/deploy/benchmark.py
-    # Names of norms, and of LayerNorms without weights that folding has left: of LayerNorm, exact, and the other norm.
+    # Names of norms with weights and of those without that folding has left: of LayerNorm, exact, and the other norm.
     left: dict[str, tuple[list[str], list[str]]]
+    images: int  # of the test set
 
     @property
     def name(self) -> str:
@@ -43,9 +45,8 @@ class Outcome:
     def norms_left(self) -> str:
         """A sentence on the norms that are left."""
         norms, plain = self.left[self.name]
-        left = f'norms left: {len(norms)}' + (f' ({", ".join(norms)})' if norms else '')
-        total = len(self.left['LayerNorm'][0])
-        return f'{len(plain)} of {total} norms without weights; {left}' if plain else left
+        names = f' ({"with weights: " if plain else ""}{", ".join(norms)})' if norms else ''
+        return f'norms left: {len(norms + plain)}{f", {len(plain)} of them without weights" if plain else ""}{names}'
 
     def measured(self, model: str, form: str | None) -> dict | None:
         """The row of a model in a form; None if there is none."""
@@ -73,7 +74,8 @@ class Outcome:
         scores |= {'the file' if other is row else f'{name}, {other["label"]}': other['metrics']
                    for name, other in models.items()}
         for key in main_metrics(scores[names[0]]):
-            lines.append(f'{key.rpartition("/")[2]}: ' + ', '.join(
+            few = ', too few for a verdict' if self.images < FEW else ''
+            lines.append(f'{key.rpartition("/")[2]} ({plural(self.images, "test image")}{few}): ' + ', '.join(
                 f'{name} {values[key]:#.4g}' for name, values in scores.items()))
         if self.steps:
             lines.append(f'{self.name} had {self.steps} training steps more than LayerNorm: a part of a gain in '
@@ -84,7 +86,7 @@ class Outcome:
 
 def versus_layer_norm(ratio: dict[str, float], control: dict[str, float] | None = None) -> str:
     """Formats the ratio of LayerNorm's time to another's; `control` is that of one file in two processes."""
-    if (text := speedup(ratio, control)).startswith(NO_DIFFERENCE):
+    if (text := speedup(ratio, control)).startswith((NO_DIFFERENCE, BUSY)):
         return text
     value, low, high = (ratio[key] for key in ('value', 'low', 'high'))
     word = 'faster'

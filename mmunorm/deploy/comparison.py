@@ -62,6 +62,8 @@ class Differences:
                           for kind, value in self.largest.items())
         counts = (f"{self.matches} of torch's {self.expected} detections match one of the file's {self.found} "
                   f'(same class, IoU from {MIN_IOU})')
+        if self.matches < MIN_MATCHES * max(self.expected, self.found) - 1:
+            counts += '; boxes differ, so compare the AP of both: tools/deploy/test.py'
         return f'{counts}; largest difference of matches: {kinds}' if kinds else counts
 
 

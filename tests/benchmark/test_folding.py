@@ -72,6 +72,14 @@ def test_the_order_rotates_and_each_round_has_every_run():
     assert timer.time(2) == dict(a=[3., 3.], b=[4., 4.])
 
 
+
+def test_images_have_the_channels_of_the_model(small):
+    cfg = copy.deepcopy(small)
+    cfg.model.backbone.in_channels = 1
+    cfg.data_preprocessor = dict(num_classes=2, mean=[78.], std=[96.], to_rgb=False)
+    rows = run_benchmark(cfg, Settings(batch_size=1, shape=(32, 32), warmup=1, repeat=1))['rows']
+    assert [row['error'] for row in rows] == [None] * 5
+
 def test_a_budget_of_time_has_a_least_number_of_rounds(monkeypatch):
     timer = measure.InterleavedTimer({'a': lambda: None}, CPU)
     assert len(timer.time()['a']) == measure.ROUNDS[1]

@@ -1,4 +1,5 @@
 import argparse
+import warnings
 from pathlib import Path
 
 import pytest
@@ -165,3 +166,14 @@ def test_a_tool_flushes_denormal_numbers():
         return (torch.tensor([1e-30]) * 1e-10).item()
 
     assert command(denormal)([]) == 0 < denormal([])
+
+
+def test_a_warning_of_jax_about_forks_is_not_shown(recwarn):
+    @command
+    def main(argv):
+        warnings.warn('os.fork() was called. os.fork() is incompatible with multithreaded code', RuntimeWarning,
+                      stacklevel=1)
+        warnings.warn('another', RuntimeWarning, stacklevel=1)
+
+    main([])
+    assert [str(warning.message) for warning in recwarn] == ['another']

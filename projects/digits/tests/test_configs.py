@@ -25,7 +25,7 @@ def test_every_norm_is_the_named_one_and_has_no_weight_decay(name):
     tiny_runs.check_norms_and_decay(load(name), 'LN' if '_ln_' in name else 'UN')
 
 
-@pytest.mark.parametrize('name', ['swin_ln_classifier', 'swin_ln_maskrcnn'])
+@pytest.mark.parametrize('name', ['swin_ln_classifier', 'swin_ln_handwriting', 'swin_ln_maskrcnn'])
 def test_twins_differ_in_the_norm_alone(name):
     un, ln = load(name.replace('_ln_', '_un_')), load(name)
     assert recipe(un) == recipe(ln)
