@@ -12,6 +12,7 @@ from torch import nn
 from .. import __version__
 from ..checkpoints.loading import read_checkpoint
 from ..config.models import load_model
+from ..fusion import allow_partial_calls
 from ..utils import PreflightError, error_text
 from .comparison import tensor_differences
 from .graph import Exportable, left_of, outputs_by_name
@@ -89,6 +90,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
     """
     task = TASKS[meta['task']]
     stock = copy.deepcopy(task.graph(model)).eval().requires_grad_(False)
+    allow_partial_calls(stock)
     multiple = side_multiple(getattr(model, 'backbone', model)) if dynamic else None
     graph = for_any_size(stock) if multiple else stock
     meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs, **getattr(stock, 'meta', {})}

@@ -108,20 +108,20 @@ def test_mean_snr():
     ([[1, 2]], [[1, 2]], True), ([[1, 2.01]], [[1, 2]], False), ([[np.nan, 2]], [[1, 2]], False),
     ([[1e-8, 0]], [[0, 0]], True), ([[1e-6, 0]], [[0, 0]], False)])
 def test_what_a_file_in_floating_point_may_differ(got, exact, is_float):
-    assert TASKS['tensors'].differences(dict(a=np.float32(got)), dict(a=np.float32(exact))).is_float is is_float
+    assert TASKS['tensors'].differences(dict(a=np.float32(got)), dict(a=np.float32(exact))).is_within() == is_float
 
 
 def test_detections_of_a_file_in_floating_point():
-    assert beside_torch().is_float
+    assert beside_torch().is_within()
 
     def without(number):
         def change(outputs):
             outputs['dets'][0, :number, 4] = 0
         return change
 
-    assert beside_torch(without(6)).is_float and not beside_torch(without(12)).is_float
+    assert beside_torch(without(6)).is_within() and not beside_torch(without(12)).is_within()
 
     def lower(outputs):
         outputs['dets'][..., 4] *= 0.9
 
-    assert not beside_torch(lower).is_float
+    assert not beside_torch(lower).is_within()

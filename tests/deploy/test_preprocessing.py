@@ -33,8 +33,7 @@ def test_as_the_test_pipeline(scope, pipeline, size):
     assert ours.shape == expected.shape and np.array_equal(ours, expected)
 
 
-@pytest.mark.parametrize('name', ['swin_t_un_imagenet', 't2t_vit_14_un_cifar10', 'swin_t_un_maskrcnn_1x',
-                                  'digits/swin_un_classifier', 'digits/swin_un_maskrcnn'])
+@pytest.mark.parametrize('name', ['swin_t_un_imagenet', 't2t_vit_14_un_cifar10', 'swin_t_un_maskrcnn_1x'])
 def test_the_pipelines_of_the_recipes_are_known(name):
     cfg = Config.fromfile(tiny_runs.ROOT / 'configs' / f'{name}.py')
     steps_of(cfg.test_dataloader.dataset.pipeline)

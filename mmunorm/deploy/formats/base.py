@@ -105,7 +105,7 @@ class Format(ABC):
             raise PreflightError(f'--{option} is not supported by --format {self.name}.')
         task = model.meta['task']
         if task == 'features' and task not in self.tasks:
-            others = ' and '.join(form.name for form in REGISTERED.values() if form.is_offered and task in form.tasks)
+            others = ', '.join(form.name for form in REGISTERED.values() if form.is_offered and task in form.tasks)
             raise PreflightError(f'--format {self.name} has no --parts backbone: {others} have.')
         if task not in self.tasks:
             raise PreflightError(f'--format {self.name} supports {" and ".join(self.tasks)}, but '

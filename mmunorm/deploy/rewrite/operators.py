@@ -41,6 +41,9 @@ def for_chips(program: torch.export.ExportedProgram) -> fx.GraphModule:
                 node.replace_all_uses_with(new)
                 module.graph.erase_node(node)  # attention counts as random and would be kept
         module.graph.eliminate_dead_code()
+    used = {node.target for node in module.graph.nodes if node.op == 'get_attr'}
+    for name in [name for name, _ in module.named_buffers(recurse=False) if name not in used]:
+        delattr(module, name)
     module.graph.lint()
     module.recompile()
     return module
