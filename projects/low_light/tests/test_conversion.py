@@ -46,10 +46,11 @@ def psnr(model, teacher, images):
 def test_adapted_without_labels_on_images_of_several_sizes():
     teacher = uneven_teacher()
     model, given, unseen = copy.deepcopy(teacher), dark_images(24, 1), dark_images(12, 2)
-    report = convert_norms(model, [image[None] for image in given])
+    batches = [image[None] for image in given]
+    report = convert_norms(model, batches)
     assert max(norm.cv for norm in report.converted) > 1
     model.local_branch.requires_grad_(False)  # it has no LayerNorm
-    report = adapt(model, teacher, given, 25, block_steps=5, batch_size=8, lr=2e-3, block_lr=1e-3)
+    report = adapt(model, teacher, batches, 25, block_steps=5, batch_size=8, lr=2e-3, block_lr=1e-3)
     first, *_, last = report.agreements.values()
     assert last.tokens > first.tokens and last.score > first.score
     folded = copy.deepcopy(model)
