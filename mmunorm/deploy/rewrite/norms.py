@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...fusion import FoldedLayerNorm, FoldedRMSNorm
+from ...modules import replace_modules
 
 
 class SingleOperators(nn.Module):
@@ -48,9 +49,6 @@ class ChannelsLast(nn.Module):
 
 def by_single_operators(graph: nn.Module) -> nn.Module:
     """A copy of a graph whose norms without weights are :class:`SingleOperators`."""
-    graph = copy.deepcopy(graph)
-    for name, module in list(graph.named_modules()):
-        if isinstance(module, (FoldedLayerNorm, FoldedRMSNorm)):
-            new = SingleOperators(module)
-            graph.set_submodule(name, ChannelsLast(new) if module.channels_first else new)
-    return graph
+    return replace_modules(copy.deepcopy(graph), lambda module: isinstance(module, (FoldedLayerNorm, FoldedRMSNorm)),
+                           lambda norm: ChannelsLast(SingleOperators(norm)) if norm.channels_first
+                           else SingleOperators(norm))
