@@ -124,7 +124,7 @@ def test_layer_norms_are_folded_as_the_hook_says(classifier, tmp_path, capsys):
                           'v') == expected
     logged = next((tmp_path / 'v').glob('*/*.log')).read_text()
     assert 'fuse_norms: 7 norms: 6 are now norms without weights, 1 without weights, and a linear layer\n' in logged
-    assert 'residual stream rotated' in logged
+    assert ' rotated: report.streams' in logged
     assert logged.count('fuse_norms: ') == 1
     assert tiny_runs.call('test', config, 'folded.pth', '--norm', 'LN', '--work-dir', 'w') == expected
     Path('how.py').write_text(hook.format(config, "layer_norms='keep'"))
