@@ -20,8 +20,8 @@ from pathlib import Path
 from adapt_vit import normalized, original, spread
 from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
 from mmunorm.deploy.api import as_exportable
-from mmunorm.deploy.folding import fold_for, runs_on
 from mmunorm.deploy.formats import FORMATS
+from mmunorm.deploy.forms import fold_for, runs_on
 from mmunorm.deploy.openmmlab import loaded_model, prepare_export
 from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.runtime import ExportedModel

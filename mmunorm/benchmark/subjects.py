@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..deploy.folding import fold_for, runs_on
 from ..deploy.formats import VARIANTS, Session
+from ..deploy.forms import fold_for, runs_on
 from ..deploy.openmmlab import prepare_export
 from ..deploy.preprocessing import Samples
 from ..deploy.saving import export_file

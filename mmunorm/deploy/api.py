@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from ..modules import eval_mode
 from ..utils import PreflightError, check_module, error_text, warn, written_file
 from .comparison import deviation, signal_to_noise
-from .folding import folded_copy
 from .formats import format_of
 from .formats.base import stage
+from .forms import folded_copy
 from .graph import Exportable, Pixels, left_of, named_outputs
 from .runtime import ExportedModel
 from .saving import ExportReport, export_file

@@ -74,7 +74,7 @@ def _default_shape(steps: list[dict]) -> tuple[int, int]:
 def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -> Exportable:
     """Converts a model to one graph.
 
-    The model is not folded here; call :func:`.folding.fold_for` first, or keep the norms for a comparison.
+    The model is not folded here; call :func:`.forms.fold_for` first, or keep the norms for a comparison.
 
     Args:
         model (nn.Module): a classifier of mmpretrain or a detector of mmdet, in eval mode, on the CPU.

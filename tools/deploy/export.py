@@ -12,8 +12,8 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.data_checks import check_data
-from mmunorm.deploy.folding import fold_for, runs_on
 from mmunorm.deploy.formats import FORMATS, find_format, format_of, table
+from mmunorm.deploy.forms import fold_for, runs_on
 from mmunorm.deploy.openmmlab import PARTS, loaded_model, prepare_export
 from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.saving import export_file

@@ -39,7 +39,7 @@ def fold_for(model: nn.Module, int8: str | None, example: Tensor | None = None,
             calibration = calibration[torch.linspace(0, len(calibration) - 1, min(MOST, len(calibration))).long()]
             calibration = calibration.split(len(example))
         options = dict(rotate='hadamard', calibration=calibration)
-    # As a tuple it is not tried in other sizes, which may need padding that the file's does not.
+    # As a tuple it is not tried in other sizes, which the file does not take.
     example = None if example is None else (example.clone(), )
     report = fuse_norms(model, example=example, layer_norms=layer_norms, **options)
     allow_partial_calls(model)
