@@ -215,7 +215,7 @@ def tiny_data(cfg, root, monkeypatch=None):
         return [*run_options(cfg, root), *coco_options(cfg, root, 'instances_val2017.json')]
     if dataset.type == 'ImageNet':
         data_makers.make_imagenet(root)
-        return run_options(cfg, root)
+        return [*run_options(cfg, root), 'train_dataloader.dataset.indices=2']
     if dataset.type in ('CIFAR10', 'CIFAR100'):
         cls = DATASETS.get(f'mmpretrain.{dataset.type}')
         for table, entries in data_makers.make_cifar(root, cls, images=1).items():

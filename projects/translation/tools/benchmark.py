@@ -20,6 +20,7 @@ from mmunorm import fuse_norms
 from mmunorm.benchmark import measure
 from mmunorm.benchmark.environment import environment, result_file
 from mmunorm.cli.arguments import command, device, positive, threads
+from mmunorm.fusion import allow_partial_calls
 from projects.translation.translation import TranslationModel
 from projects.translation.translation.search import CachedDecoder, beam_search
 from projects.translation.translation.text.ids import EOS, PAD
@@ -93,6 +94,7 @@ def searching(models, args, device):
         model.backbone.output.bias.data[EOS] = -1e4
     models['UN, folded'] = copy.deepcopy(models['UN'])
     fuse_norms(models['UN, folded'], strict=True)
+    allow_partial_calls(models['UN, folded'])  # a search calls encoder and decoder alone
 
     def search(model, decoder=CachedDecoder):
         return beam_search(decoder(model.backbone, source), [args.length] * len(source), 4, 1.)

@@ -8,6 +8,7 @@ from mmunorm import fuse_norms
 from mmunorm.cli.arguments import add_config_arguments, add_device_argument, command, load_config, positive
 from mmunorm.cli.data_checks import class_name
 from mmunorm.config.models import load_model, match_folded
+from mmunorm.fusion import allow_partial_calls
 from mmunorm.utils import PreflightError
 from projects.translation.translation.text.lines import read_lines
 from projects.translation.translation.text.subwords import Subwords, check_vocabulary
@@ -84,7 +85,8 @@ def main(argv=None):
         subwords = find_subwords(cfg)
         model = load_model(cfg, args.checkpoint)
         if args.fuse:
-            print(str(fuse_norms(model)).partition('\n')[0])
+            print(fuse_norms(model).summary)
+    allow_partial_calls(model)  # a search calls encoder and decoder alone
     model.to(args.device)
     lines = tqdm(read_lines(args.file or '/dev/stdin', allow_empty=True), desc='translating', unit='line', disable=None)
     for number, hypotheses in enumerate(translate_lines(model, subwords, lines, args.batch_size), start=1):
