@@ -129,7 +129,8 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         note = dict(structure, what='A model whose norms mmunorm folded into the adjacent layers.',
                     settings=_settings(model), streams=[*map(vars, streams_of(model))])
     if add_safe_globals is not list:  # before torch 2.4, a file can have no such mark
-        state_dict.update({f'{name}.weight': FoldedAway() for name in structure['norms']})
+        state_dict.update({f'{name}.weight': FoldedAway() for name in structure['norms']
+                           if isinstance(model.get_submodule(name), Folded)})
     if report is not None:
         note.update(folded={fold.norm: fold.where for fold in (*report.folded, *report.reduced)},
                     kept={fold.norm: fold.where for fold in report.kept})
