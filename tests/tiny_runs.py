@@ -19,6 +19,7 @@ from mmpretrain.registry import DATASETS
 from torch import nn
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from mmunorm.compat import add_safe_globals
 from mmunorm.config.models import build_model
 from mmunorm.norms import Norm
 
@@ -87,6 +88,12 @@ def skip_config_formatting(monkeypatch):
 def call(tool, *arguments):
     """Runs a tool, a module or its name, as in a separate process: mmengine keeps loggers for a whole process."""
     tool = load_tool(tool) if isinstance(tool, str) else tool
+    if add_safe_globals is list and vars(tool).keys() & {'add_config_arguments', 'add_runner_arguments'}:
+        arguments += '--trust-checkpoint',  # which checkpoints of a training need before torch 2.4
+    return _run(tool, *arguments)
+
+
+def _run(tool, *arguments):
     pending = [ManagerMixin]
     while pending:
         cls = pending.pop()
@@ -104,7 +111,7 @@ def error_of(capsys, tool, *arguments, status=2):
     """The line on stderr that a tool ends with; besides it there are only progress, warnings and argparse's usage."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        call(tool, *arguments)
+        _run(load_tool(tool) if isinstance(tool, str) else tool, *arguments)
     text = capsys.readouterr().err
     lines = [line for line in text.splitlines() if line.strip() and '%|' not in line and 'warning: ' not in line]
     assert stop.value.code == status, text
