@@ -9,6 +9,7 @@ from mmengine.structures import InstanceData
 from mmpretrain.structures import DataSample
 from torch.nn import functional as F
 
+from mmunorm.checkpoints.reading import reading
 from mmunorm.config.models import build_model
 from mmunorm.engine import DistillationHook
 from mmunorm.engine.distillation import feature_distance, logit_distance
@@ -121,5 +122,5 @@ def test_errors(classifier):
             (str(checkpoint), cfg, model, "its norms are not the config's"),
             ('a.pth', Config(), model, 'the model has no backbone with norms'),
             ('a.pth', cfg, torch.nn.Linear(1, 1), 'Linear has no backbone to compare')):
-        with pytest.raises(PreflightError, match=message):
+        with reading(trusted=True), pytest.raises(PreflightError, match=message):
             begin(DistillationHook(path), settings, student)
