@@ -85,15 +85,11 @@ def skip_config_formatting(monkeypatch):
     monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, False))
 
 
-def call(tool, *arguments):
+def call(tool, *arguments, trusts=True):
     """Runs a tool, a module or its name, as in a separate process: mmengine keeps loggers for a whole process."""
     tool = load_tool(tool) if isinstance(tool, str) else tool
-    if add_safe_globals is list and vars(tool).keys() & {'add_config_arguments', 'add_runner_arguments'}:
+    if trusts and add_safe_globals is list and vars(tool).keys() & {'add_config_arguments', 'add_runner_arguments'}:
         arguments += '--trust-checkpoint',  # which checkpoints of a training need before torch 2.4
-    return _run(tool, *arguments)
-
-
-def _run(tool, *arguments):
     pending = [ManagerMixin]
     while pending:
         cls = pending.pop()
@@ -107,11 +103,11 @@ def _run(tool, *arguments):
             workers._shutdown_workers()
 
 
-def error_of(capsys, tool, *arguments, status=2):
+def error_of(capsys, tool, *arguments, status=2, trusts=True):
     """The line on stderr that a tool ends with; besides it there are only progress, warnings and argparse's usage."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        _run(load_tool(tool) if isinstance(tool, str) else tool, *arguments)
+        call(tool, *arguments, trusts=trusts)
     text = capsys.readouterr().err
     lines = [line for line in text.splitlines() if line.strip() and '%|' not in line and 'warning: ' not in line]
     assert stop.value.code == status, text

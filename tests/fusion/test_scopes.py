@@ -2,6 +2,7 @@
 import copy
 import io
 import warnings
+from inspect import signature
 from types import SimpleNamespace
 
 import pytest
@@ -63,9 +64,10 @@ def test_methods_that_skip_the_layers_of_a_norm_are_refused(get, norm_cfg, rotat
 def test_export_and_trace_of_a_folded_model():
     model = vit()
     fuse_norms(model, rotate='hadamard')
-    for convert in (lambda: torch.export.export(model, (X, )).module(), lambda: torch.jit.trace(model, X),
-                    lambda: torch.export.export(model, (X, ), strict=False).module()):
-        torch.testing.assert_close(convert()(X), model(X))
+    torch.testing.assert_close(torch.jit.trace(model, X)(X), model(X))
+    if 'strict' in signature(torch.export.export).parameters:  # that of torch 2.1 takes no module with hooks
+        for strict in (True, False):
+            torch.testing.assert_close(torch.export.export(model, (X, ), strict=strict).module()(X), model(X))
 
 
 def test_without_rotation_tokens_of_the_stream_are_those_of_the_model():

@@ -189,7 +189,8 @@ def test_a_wrong_argument_is_one_line(call, named, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     before = files(folder)
     with pytest.raises(SystemExit) as stop:
-        tiny_runs.call(tool, *(argument.format(**values) for argument in arguments))
+        tiny_runs.call(tool, *(argument.format(**values) for argument in arguments),
+                       trusts='--trust-checkpoint' not in named)
     error = capsys.readouterr().err
     assert stop.value.code == 2 and 'Traceback' not in error
     assert 'error: ' in (line := error.splitlines()[-1]) and named.format(**values) in line
