@@ -88,7 +88,8 @@ def skip_config_formatting(monkeypatch):
 def call(tool, *arguments, trusts=True):
     """Runs a tool, a module or its name, as in a separate process: mmengine keeps loggers for a whole process."""
     tool = load_tool(tool) if isinstance(tool, str) else tool
-    if trusts and add_safe_globals is list and vars(tool).keys() & {'add_config_arguments', 'add_runner_arguments'}:
+    if trusts and add_safe_globals is list and vars(tool).keys() & {
+            'add_config_arguments', 'add_runner_arguments', 'add_trust_argument'}:
         arguments += '--trust-checkpoint',  # which checkpoints of a training need before torch 2.4
     pending = [ManagerMixin]
     while pending:

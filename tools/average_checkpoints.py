@@ -3,7 +3,7 @@ import argparse
 
 from mmunorm.checkpoints.layouts import find_weights
 from mmunorm.checkpoints.loading import read_checkpoint
-from mmunorm.cli.arguments import command, out_file
+from mmunorm.cli.arguments import add_trust_argument, command, out_file
 from mmunorm.utils import PreflightError, whole_file
 
 from mmengine.runner.checkpoint import save_checkpoint
@@ -15,6 +15,7 @@ def parse_args(argv=None):
         description=f'{__doc__} Weights and running statistics are averaged; counts are those of the last checkpoint.')
     parser.add_argument('checkpoint', nargs='+', help='checkpoints of one model, in the order of their steps')
     parser.add_argument('--out', required=True, metavar='FILE', help='checkpoint to write')
+    add_trust_argument(parser)
     args = parser.parse_args(argv)
     if len(args.checkpoint) < 2:
         parser.error('an average takes at least two checkpoints')

@@ -133,10 +133,16 @@ def add_config_arguments(parser: argparse.ArgumentParser, norm: bool = True) -> 
                         help='override settings of the config, e.g. train_dataloader.batch_size=4; lists are written '
                         'key="[a,b]". pretrained=PATH names the backbone weights to start from; pretrained=None starts '
                         'without any')
-    parser.add_argument('--trust-checkpoint', action='store_true',
-                        help='load checkpoints with other objects than weights and plain data, which may run code')
+    add_trust_argument(parser)
     parser.add_argument('--verbose', action='store_true',
                         help='also print the traceback of an error')
+
+
+def add_trust_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds `--trust-checkpoint`, which :func:`command` reads."""
+    parser.add_argument('--trust-checkpoint', action='store_true',
+                        help='load checkpoints with other objects than weights and plain data, which may run code; '
+                        'before torch 2.4, those of a training need it')
 
 
 def add_runner_arguments(parser: argparse.ArgumentParser) -> None:
