@@ -2,7 +2,6 @@
 import copy
 from collections import Counter
 
-import onnx
 import pytest
 import timm
 import torch
@@ -14,6 +13,10 @@ from mmunorm.deploy.forms import UNROTATED, fold_for
 from mmunorm.fusion import FoldedLayerNorm, streams_of
 
 from ..fusion.models import randomize
+from .conftest import needs
+
+needs('onnx')
+import onnx
 
 IMAGES = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 SMALL = dict(img_size=32, num_classes=5, embed_dim=32, depth=2)
