@@ -22,7 +22,7 @@ COMPILERS := .venv-sophgo/.installed .venv-rknn/.installed .venv-qnn/.installed
 
 help:
 	@echo "make install    create $(VENV) and install everything"
-	@echo "make demo       UN in OpenMMLab, then a pretrained ViT-S folded exactly, in INT8: a few minutes on 2 CPU cores"
+	@echo "make demo       UN in OpenMMLab, then a pretrained ViT-S folded exactly, in INT8: 4.5 minutes on 2 CPU cores"
 	@echo "make demo-detector"
 	@echo "                from a trained Mask R-CNN with LayerNorm to a tested INT8 file, on handwritten digits"
 	@echo "make zoo        the small models on digits with scores, logs, weights and checksums, in work_dirs/zoo"
