@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 
 from adapt_vit import normalized, original, spread
+from chips_time import randomize
 from mmunorm.cli.arguments import command, load_config, positive, set_dataloader_defaults
 from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats import FORMATS
@@ -28,7 +29,6 @@ from mmunorm.deploy.runtime import ExportedModel
 from mmunorm.deploy.tasks import TASKS
 from mmunorm.deploy.tasks.classifier import logits_of
 from mmunorm.engine.calibration import test_metrics, training_images
-from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import PreflightError
 from projects.photographs.photographs.vit import MEAN, STD
 
@@ -85,17 +85,6 @@ def models(network, args):
         torch.manual_seed(0)
         model = randomize(timm.create_model(TIMM[network]))
     return model.eval(), meta
-
-
-@torch.no_grad()
-def randomize(model):
-    """Makes norms and biases random: a factor of 1 and a summand of 0 are not those of a trained network."""
-    for _, norm in norm_layers(model):
-        nn.init.uniform_(norm.weight, 0.5, 1.5)
-    for parameter in model.parameters():
-        if not parameter.any():
-            nn.init.normal_(parameter, std=0.02)
-    return model
 
 
 def crops_of(folder, number):

@@ -79,12 +79,13 @@ class Network(nn.Module):
 
 @torch.no_grad()
 def randomize(model):
-    """Makes norms and biases random: exporters remove a factor of 1 and a summand of 0."""
+    """Makes norms and biases random, in place: exporters remove a factor of 1 and a summand of 0. Returns the model."""
     for _, norm in norm_layers(model):
         nn.init.uniform_(norm.weight, 0.5, 1.5)
     for parameter in model.parameters():
         if not parameter.any():
             nn.init.normal_(parameter, std=0.02)
+    return model
 
 
 def shape_of(network):

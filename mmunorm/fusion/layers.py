@@ -133,7 +133,7 @@ class FoldedLayerNorm(Folded, nn.LayerNorm):
         if not torch.jit.is_scripting():
             check_scope(self, x)
             # torch's kernel for CPUs takes 2.6 times as long without gamma and beta; a graph need not have them.
-            is_eager = x.device.type == 'cpu' and not torch.jit.is_tracing() and not is_compiling()
+            is_eager = self.weight.device.type == 'cpu' and not torch.jit.is_tracing() and not is_compiling()
         if self.is_padded or is_eager:
             x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         else:
