@@ -73,6 +73,8 @@ def _values_fold(trace: Trace, plan: FoldPlan, values: Heads, rotates: bool, mea
 
 def _inverse(layer: Layer, values: Heads, matrix: Tensor, constants: Tensor) -> tuple[Tensor, Tensor] | None:
     """The matrix and constant for a layer that reads values, `(C, C)` and `(C,)`; None if it reads parts of heads."""
+    if layer.inputs == values.flatten().tolist():
+        return matrix.mT, constants.flatten()
     columns: dict[int, list[int]] = {}
     for column, number in enumerate(layer.inputs):
         columns.setdefault(number, []).append(column)
@@ -112,8 +114,7 @@ def _scores_fold(trace: Trace, plan: FoldPlan, keys: Heads, queries: Heads, rota
 
 def _change(site: Site, matrix: Tensor, constant: Tensor) -> tuple[Site, Tensor, Tensor]:
     """`x' = M (x - c)` for each head of a layer."""
-    whole = torch.block_diag(*[matrix] * (len(constant) // len(matrix)))
-    return site, whole, -whole @ constant
+    return site, matrix, -(constant.view(-1, len(matrix)) @ matrix.mT).flatten()
 
 
 def _matrix(heads: Heads, rotates: bool, seed: int) -> Tensor:

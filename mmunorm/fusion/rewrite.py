@@ -115,8 +115,9 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
     """Folds `scale * x + shift`, `(C,)` or `(C, C)` float64, into a layer.
 
     A norm before the layer: `W' = W diag(scale)`, `b' = b + W shift`; with a matrix `W' = W scale`. A norm after it:
-    `W' = diag(scale) W`, `b' = scale * b + shift`; with a matrix `W' = scale W`. With a `fill`, the column of its
-    marker cancels the shifts that remain in padded tokens.
+    `W' = diag(scale) W`, `b' = scale * b + shift`; with a matrix `W' = scale W`. A smaller matrix is for each of
+    several heads or tokens that are side by side. With a `fill`, the column of its marker cancels the shifts that
+    remain in padded tokens.
 
     Returns:
         Names of the tensors that an unfolded checkpoint lacks: new biases, and buffers that were not persistent.
@@ -133,14 +134,11 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
     wide = weight.double()
     trailing = (1, ) * (weight.dim() - 2)
     if site.after:
-        matrix = torch.diag(scale) if scale.dim() == 1 else scale
-        _set_rows(model, site, torch.einsum('ij,jk...->ik...', matrix, wide) if scale.dim() > 1 else
-                  wide * scale.view(-1, 1, *trailing))
-        _change_biases(model, vectors, matrix, shift)
+        _set_rows(model, site, _times(scale, wide, 0) if scale.dim() > 1 else wide * scale.view(-1, 1, *trailing))
+        _change_biases(model, vectors, scale, shift)
         return added
-    if scale.dim() > 1:  # the layer may read the norm several times, side by side
-        times = weight.shape[1] // len(shift)
-        scale, shift = torch.kron(torch.eye(times).to(scale), scale.contiguous()), shift.repeat(times)
+    if scale.dim() > 1:  # the layer may read the norm several times
+        shift = shift.repeat(weight.shape[1] // len(shift))
     groups = len(shift) // weight.shape[1]
 
     def by_output(values: Tensor) -> Tensor:
@@ -149,12 +147,18 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
 
     shifts = (wide * by_output(shift)).flatten(1).sum(1)
     _change_biases(model, vectors, None, shifts)
-    folded = torch.einsum('oi...,ij->oj...', wide, scale) if scale.dim() > 1 else wide * by_output(scale)
+    folded = _times(scale.mT, wide, 1) if scale.dim() > 1 else wide * by_output(scale)
     if fill is not None and fill.marker >= 0:
         cancelled = fill.cancelled.to(weight.device)
         folded[:, fill.marker] = -wide[:, cancelled] @ shift[cancelled]
     _set_rows(model, site, folded)
     return added
+
+
+def _times(matrix: Tensor, values: Tensor, axis: int) -> Tensor:
+    """A square matrix times each of the vectors that are side by side along a dimension."""
+    parts = values.movedim(axis, -1)
+    return (parts.unflatten(-1, (-1, len(matrix))) @ matrix.mT).flatten(-2).movedim(-1, axis)
 
 
 def _set_rows(model: nn.Module, site: Site, rows: Tensor) -> None:
@@ -180,12 +184,14 @@ def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
     return vectors
 
 
-def _change_biases(model: nn.Module, vectors: dict[str, tuple], matrix: Tensor | None, shift: Tensor) -> None:
-    """`b' = matrix b + shift`, in the vectors that hold parts of b."""
+def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor | None, shift: Tensor) -> None:
+    """`b' = scale b + shift`, in the vectors that hold parts of b."""
     bias = torch.zeros_like(shift)
     for name, (rows, indices) in vectors.items():
         bias[rows] = _get(model, name)[indices].double()
-    bias = (bias if matrix is None else matrix @ bias) + shift
+    if scale is not None:
+        bias = _times(scale, bias, 0) if scale.dim() > 1 else scale * bias
+    bias = bias + shift
     for name, (rows, indices) in vectors.items():
         value = _get(model, name).detach().clone()
         value[indices] = bias[rows].to(value.dtype)
