@@ -13,6 +13,7 @@ RESULTS = Path(__file__).parent / 'results'
 CHIPS = {'BM1688, CV186X': 'BM1688', 'BM1684X': 'BM1684X', 'Ethos-U85-512': 'ethos-u85-512',
          'Ethos-U65-512': 'ethos-u65-512', 'Ethos-U55-256': 'ethos-u55-256'}
 NO_FILE = 'no kernel'
+FORMS = 'LN', 'exact', 'UN'
 UNEVEN = 0.05  # of the control, the same file in two processes
 ROUNDS = 'UN / LN in a round: a quarter is below', 'a quarter is above'
 
@@ -58,49 +59,50 @@ def adapted_int8():
 # Speed of exported files.
 def exact_speed():
     header = ['network', 'threads', 'LN, ms', 'exact, ms', 'UN, ms', 'exact over LN', 'UN over LN']
-    return header, [[row['network'], row['threads'], *(f'{row["ms"][form][1]:.1f}' for form in ('LN', 'exact', 'UN')),
+    return header, [[row['network'], row['threads'], *(f'{row["ms"][form][1]:.1f}' for form in FORMS),
                      *(f'{row["speedup"][form]:.2f}x' for form in ('exact', 'UN'))] for row in read('exact_speed')]
 
 
 def headline():
     """README's table: where folding gains, and where it does not."""
     rows = []
+
+    def add(what, values, digits, **factors):
+        rows.append([what, *('not measured' if value is None else f'{value:.{digits}f}' for value in values),
+                     *(factors.get(form, '') for form in ('exact', 'UN'))])
+
     gpu = {(row['mode'], row['name']): row['throughput']['median'] for row in select(
         read('nvidia_h200'), model='swin_t_un_imagenet')}
     for mode, label in dict.fromkeys((mode, 'AMP' if 'fp16' in mode else 'float32') for mode, _ in gpu):
         base, un = gpu[mode, 'LN'], gpu[mode, 'UN folded']
-        rows.append([f'Swin-T, torch on an H200, {label}, images/s', f'{base:.0f}', 'not measured',
-                     f'{un:.0f} ({un / base:.2f}x)'])
+        add(f'Swin-T, torch on an H200, {label}, images/s', (base, None, un), 0, UN=f'{un / base:.2f}x')
     for row in read('exact_speed'):
-        times = {form: row['ms'][form][1] for form in ('LN', 'exact', 'UN')}
-        rows.append([f'{row["network"]}, full-integer, {row["threads"]} thread{"s" * (row["threads"] > 1)}, ms',
-                     f'{times["LN"]:.1f}', *(f'{times[form]:.1f} ({row["speedup"][form]:.2f}x)'
-                                             for form in ('exact', 'UN'))])
+        add(f'{row["network"]}, full-integer, {row["threads"]} thread{"s" * (row["threads"] > 1)}, ms',
+            [row['ms'][form][1] for form in FORMS], 1,
+            **{form: f'{row["speedup"][form]:.2f}x' for form in ('exact', 'UN')})
     later = read('deployed_exact')
-    rcnn = {row['model']: row for row in select(later, network='Mask R-CNN')}
-    rows.append(['Mask R-CNN, full-integer, 1 thread, ms', *(
-        f'{rcnn[form]["latency_ms"]["median"]:.0f}{factor(rcnn[form], " ({:.2f}x)")}'
-        for form in ('LN', 'exact', 'UN'))])
     swins = select(later, network='Swin-T')
     fastest = min(select(swins, model='LN'), key=lambda row: row['latency_ms']['median'])['format']
-    best = {row['model']: row for row in select(swins, format=fastest)}
-    rows.append(['Swin-T, the fastest INT8 file with LN, 1 thread, ms', *(
-        f'{best[form]["latency_ms"]["median"]:.1f}{factor(best[form], " ({:.2f}x)")}'
-        for form in ('LN', 'exact', 'UN'))])
+    for what, found, digits in (
+            ('Mask R-CNN, full-integer, 1 thread, ms', select(later, network='Mask R-CNN'), 0),
+            ('Swin-T, the fastest INT8 file with LN, 1 thread, ms', select(swins, format=fastest), 1)):
+        found = {row['model']: row for row in found}
+        add(what, [found[form]['latency_ms']['median'] for form in FORMS], digits,
+            **{form: factor(found[form]) for form in ('exact', 'UN')})
     chip = {row['norm']: row['ms'] for row in select(read('ethos_u_exact'), accelerator='ethos-u85-512')}
-    rows.append(['DeiT-S, Arm Ethos-U85, estimate, ms', f'{chip["LN"]:.1f}',
-                 *(f'{chip[form]:.1f} ({chip["LN"] / chip[form]:.2f}x)' for form in ('exact', 'UN'))])
+    add('DeiT-S, Arm Ethos-U85, estimate, ms', [chip[form] for form in FORMS], 1,
+        **{form: f'{chip["LN"] / chip[form]:.2f}x' for form in ('exact', 'UN')})
     snr = {row['form']: row['metrics']['snr']
            for row in select(read('exact_int8'), precision='full-integer', domain='crops', ranges=64)}
     adapted = {row['domain']: row for row in select(read('real_vit'), model='adapted', form='full-integer')
                if 'domain' in row}
-    rows.append(['pretrained ViT-S, full-integer, SNR to LN in float, dB', f'{snr["LN"]:.1f}',
-                 f'{snr["exact, rotated"]:.1f}', f'{adapted["crops"]["snr"]:.1f}'])
+    add('pretrained ViT-S, full-integer, SNR to LN in float, dB',
+        (snr['LN'], snr['exact, rotated'], adapted['crops']['snr']), 1)
     probe = {row['form']: row['metrics']['probe']
              for row in select(read('exact_int8'), precision='full-integer', domain='probe')}
-    rows.append(['the same, linear probe, top-1, %', *(f'{value:.1f}' for value in (
-        probe['LN'], probe['exact, rotated'], 100 * adapted['probe']['accuracy']))])
-    return ['224 x 224, one image', 'LN', 'LN folded exactly', 'UN folded'], rows
+    add('the same, linear probe, top-1, %',
+        (probe['LN'], probe['exact, rotated'], 100 * adapted['probe']['accuracy']), 1)
+    return ['224 x 224, one image', 'LN', 'LN folded exactly', 'UN folded', 'exact over LN', 'UN over LN'], rows
 
 
 def deployed_exact():
@@ -108,7 +110,7 @@ def deployed_exact():
     rows, lines = read('deployed_exact'), []
     for network, label in dict.fromkeys((row['network'], row['label']) for row in rows):
         found = {row['model']: row for row in select(rows, network=network, label=label)}
-        lines.append([network, label, *(f'{found[form]["latency_ms"]["median"]:.1f}' for form in ('LN', 'exact', 'UN')),
+        lines.append([network, label, *(f'{found[form]["latency_ms"]["median"]:.1f}' for form in FORMS),
                       *(factor(found[form]) or 'no difference' for form in ('exact', 'UN')),
                       f'{found["UN"]["control"]["ratio"]["value"]:.3f}'])
     return ['network', 'file', 'LN, ms', 'exact, ms', 'UN, ms', 'exact over LN', 'UN over LN', 'control'], lines
@@ -157,12 +159,10 @@ def export_families():
 
 
 # Chips.
-def chip_cell(pair):
-    if not pair:
-        return ''
+def chip_cells(pair):
+    """Milliseconds of LN and UN, and UN's speed-up."""
     ln, un = (pair.get(norm, {}).get('ms') for norm in ('LN', 'UN'))
-    text = '/'.join(f'{ms:.4g}' if ms else 'fails' for ms in (ln, un))
-    return f'{text} ({ln / un:.2f}x)' if ln and un else text
+    return [*(f'{ms:.4g}' if ms else 'fails' for ms in (ln, un)), f'{ln / un:.2f}x' if ln and un else '']
 
 
 def chips():
@@ -178,8 +178,9 @@ def chips():
                 norm: row['ms'] for norm, row in pairs['BM1688'].items()}
     networks = list(dict.fromkeys(network for network, _ in found))
     order = sorted(found, key=lambda key: networks.index(key[0]))
-    return ['LN/UN, ms', 'type', *CHIPS], [
-        [*key, *(chip_cell(found[key].get(chip)) for chip in CHIPS.values())] for key in order]
+    return ['network', 'type', 'chip', 'LN, ms', 'UN, ms', 'UN over LN'], [
+        [*key, label, *chip_cells(found[key][chip])] for key in order for label, chip in CHIPS.items()
+        if chip in found[key]]
 
 
 def ethos_exact():
@@ -187,7 +188,7 @@ def ethos_exact():
     for row in read('ethos_u_exact'):
         pairs.setdefault(row['accelerator'], {})[row['norm']] = row['ms']
     return ['DeiT-S', 'LN, ms', 'exact, ms', 'UN, ms', 'exact over LN', 'UN over LN'], [
-        [chip, *(f'{pairs[chip][form]:.1f}' for form in ('LN', 'exact', 'UN')),
+        [chip, *(f'{pairs[chip][form]:.1f}' for form in FORMS),
          *(f'{pairs[chip]["LN"] / pairs[chip][form]:.2f}x' for form in ('exact', 'UN'))]
         for chip in ('ethos-u85-512', 'ethos-u65-512', 'ethos-u55-256')]
 
@@ -203,28 +204,20 @@ def chips_real_vit():
     found = {}
     for row in read('chips_real_vit'):
         found.setdefault((row['chip'], row['precision'], row['opt']), {})[row['norm']] = row
-    return ['chip', 'type', 'level of optimization', 'LN/UN, ms'], [
-        [chip, precision, opt, chip_cell(pair)] for (chip, precision, opt), pair in found.items()]
+    return ['chip', 'type', 'level of optimization', 'LN, ms', 'UN, ms', 'UN over LN'], [
+        [chip, precision, opt, *chip_cells(pair)] for (chip, precision, opt), pair in found.items()]
 
 
 def chips_int8():
-    """LN's files and folded ones in the simulators of chips' compilers, a row a network, image set and file."""
-    found, rows = {}, read('chips_int8')
-    for row in rows:
-        found.setdefault((row['network'], row['images'], row['chip'], row['cure'] or 'default'), {})[row['form']] = row
-    forms = list(dict.fromkeys(row['form'] for row in rows))
-
-    def cell(row):
-        if row is None:
-            return ''
-        if 'error' in row:
-            return 'fails'
-        score = f', {row["metrics"]["accuracy/top1"]:.2f} %' if 'metrics' in row else ''
-        ms = f', {row["ms"]:.2f} ms' if 'ms' in row else ''
-        return f'{row["snr"]:.1f} / {row["worst"]:.1f}{score}{ms}'
-
-    return ['network', 'images', 'chip', 'file', *forms], [
-        [*key, *(cell(pair.get(form)) for form in forms)] for key, pair in found.items()]
+    """LN's files and folded ones in the simulators of chips' compilers."""
+    lines = []
+    for row in sorted(read('chips_int8'), key=lambda row: [*(row[key] for key in ('network', 'images', 'chip', 'cure')),
+                                                           row['form'] != 'LN']):
+        score = f'{row["metrics"]["accuracy/top1"]:.1f} %' if 'metrics' in row else ''
+        cells = ['fails', '', '', ''] if 'error' in row else [
+            f'{row["snr"]:.1f}', f'{row["worst"]:.1f}', score, f'{row["ms"]:.2f}' if 'ms' in row else '']
+        lines.append([row['network'], row['images'], row['chip'], row['cure'] or 'default', row['form'], *cells])
+    return ['network', 'images', 'chip', 'file', 'norms', 'SNR, dB', 'worst image, dB', 'top-1', 'estimate, ms'], lines
 
 
 # Training, and inference on a GPU.
