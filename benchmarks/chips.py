@@ -45,8 +45,8 @@ CHIPS = {'RK3588': 'rknn', 'HTP': 'qnn', 'BM1688': 'sophgo'}
 # The vendors' own cures, by chip: name and options of the format. '' is INT8 by default, F16 floating point.
 MIXED = dict(search='search_qtable', expected_cos=0.99, quantize_method_list='MAX', inference_num=4)
 CURES = {
-    'RK3588': {'': {}, 'F16': {}, 'mmse': dict(quantized_algorithm='mmse'),
-               'KL': dict(quantized_algorithm='kl_divergence')},
+    'RK3588': {'': {}, 'not centered': dict(center_attention=False), 'F16': {},
+               'mmse': dict(quantized_algorithm='mmse'), 'KL': dict(quantized_algorithm='kl_divergence')},
     'HTP': {'': {}, 'F16': {}, 'A16W8': dict(activation_type='QUInt16'), 'per channel': dict(per_channel=True)},
     'BM1688': {'': {}, 'F16': {}, '--sq': dict(sq=True), '--smc': dict(smc=True), 'mixed table': MIXED,
                'KL': dict(cali_method='kl')},

@@ -39,5 +39,5 @@ SIZES = frozenset({
     'is_signed', 'ndimension', 'nelement', 'numel', 'register_hook', 'requires_grad_', 'result_type', 'size',
     'storage_offset', 'stride'})
 SHAPE_ONLY = frozenset({
-    'empty_like', 'full_like', 'new_empty', 'new_empty_strided', 'new_full', 'new_ones', 'new_tensor', 'new_zeros',
-    'ones_like', 'rand_like', 'randint_like', 'randn_like', 'zeros_like'})
+    '_shape_as_tensor', 'empty_like', 'full_like', 'new_empty', 'new_empty_strided', 'new_full', 'new_ones',
+    'new_tensor', 'new_zeros', 'ones_like', 'rand_like', 'randint_like', 'randn_like', 'zeros_like'})

@@ -12,6 +12,7 @@ from torch import nn
 
 import mmunorm
 from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
+from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats.chip import Chip
 from mmunorm.deploy.formats.onnx import lower_opset
 from mmunorm.deploy.formats.sophgo import keep_affine
@@ -230,6 +231,24 @@ def test_sophgos_compiler_sees_a_factor_and_a_summand(affine, tmp_path):
     else:
         assert (factor != 1).all() and np.abs(factor - 1).max() < 2e-7 and 0 < summand.min() == summand.max() < 1e-29
     assert mmunorm.compare(tmp_path / 'm.onnx', model, images).snr['output'] > 90
+
+
+@pytest.mark.parametrize('fold', [True, False])
+def test_attention_of_a_folded_model_on_a_rockchip(fold, tmp_path, monkeypatch):
+    """In INT8, keys and values lose their mean over each image."""
+    images, compiled, rknn = torch.rand(1, 3, 40, 40), [], FORMATS['rknn']
+    monkeypatch.setattr(type(rknn), 'compile', lambda self, model, *args: compiled.append(model.graph))
+    model = WithLn().eval()
+    if fold:
+        mmunorm.fuse_norms(model, example=images)
+    exportable = as_exportable(model, images, None, None)
+    for options in (dict(int8=None), dict(int8='static'), dict(int8='static', center_attention=False)):
+        rknn.export(exportable, tmp_path / 'm.rknn', **options)
+    means = [sum(node.target is torch.ops.aten.mean.dim
+                 for node in torch.export.export(graph, (images, ), strict=False).graph.nodes) for graph in compiled]
+    assert means == [1, 3 if fold else 1, 1]
+    for graph in compiled:
+        torch.testing.assert_close(graph(images), (model(images), ), rtol=1e-4, atol=1e-5)
 
 
 def test_an_older_opset(tmp_path):

@@ -33,6 +33,7 @@ class Chip(Format):
     takes_vendor_options = True
     vendor: Vendor
     in_file = False  # whether the file's first layer normalizes, else the compiler's own code or the host
+    centers = False  # see `Rknn`
     _session: ChipSession | None = None  # of the file just written
 
     def check(self, int8: str | None = None, option: str = 'int8') -> str | None:
@@ -44,7 +45,8 @@ class Chip(Format):
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> None:
         """Like the base class; `options` are the vendor's own, by name."""
-        model = for_compiler(model, self.in_file)
+        centers = self.centers and options.pop('center_attention', True) and bool(int8) and model.plain > 0
+        model = for_compiler(model, self.in_file, centers)
         images = (image[None] for arrays in samples for image in images_for(arrays, model.meta, self.host_normalizes))
         self._session = self.compile(model, path, images if int8 else iter(()), bool(int8), options)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...utils import PreflightError
 from ..graph import Exportable, exporting
+from ..rewrite.attention import center_attention
 from ..rewrite.operators import for_chips
 from ..rewrite.pixels import fold_pixels
 
@@ -39,7 +40,7 @@ class ChipGraph(nn.Module):
 
 
 @torch.no_grad()
-def for_compiler(model: Exportable, normalizes: bool = True) -> Exportable:
+def for_compiler(model: Exportable, normalizes: bool = True, centers: bool = False) -> Exportable:
     """A model as compilers take it, for images of batch 1.
 
     Its `meta` has `host`, what :func:`images_for` and :func:`outputs_of` need.
@@ -49,6 +50,7 @@ def for_compiler(model: Exportable, normalizes: bool = True) -> Exportable:
         normalizes (bool): the first layer takes raw pixels. If it is False, the file takes normalized ones, and `mean`
             and `std` of `host` are for the compiler or the host; None if the model does not normalize. Defaults to
             True.
+        centers (bool): attentions subtract the mean of keys and values over each image. Defaults to False.
 
     Raises:
         PreflightError: the task is not supported, the batch is dynamic, or torch cannot export the model.
@@ -83,10 +85,13 @@ def for_compiler(model: Exportable, normalizes: bool = True) -> Exportable:
             graph.pixels.mean = graph.pixels.std = None
     with exporting():
         program = torch.export.export(graph, (image, ), strict=False)
-    if any(isinstance(value := node.meta.get('val'), Tensor) and value.dim() > DIMENSIONS
-           or node.target is torch.ops.aten.im2col.default for node in program.graph.nodes):  # windows, patch merging
+    has_windows = any(isinstance(value := node.meta.get('val'), Tensor) and value.dim() > DIMENSIONS
+                      or node.target is torch.ops.aten.im2col.default for node in program.graph.nodes)
+    if has_windows or centers:
         names = graph.inputs, graph.outputs
-        graph = for_chips(program)
+        graph = for_chips(program) if has_windows else program.module()
+        if centers:
+            center_attention(graph)
         graph.inputs, graph.outputs = names
     meta = meta | dict(shape=[1, *meta['shape'][1:]], host=host)
     return dataclasses.replace(model, graph=graph, stock=graph, meta=meta, inputs=(image, ))
