@@ -4,7 +4,7 @@
     python benchmarks/norm_layers.py --device cuda --batch 128 --dtypes float32 float16 bfloat16
 
 Every norm runs forward and backward on the four token maps of Swin-T, all norms in rotation in each round. Ratios are
-ratios of medians, with the quartiles over single rounds. `UN` is past its warm-up, `UN in warm-up` is not. BatchNorm is
+medians over rounds, with their quartiles. `UN` is past its warm-up, `UN in warm-up` is not. BatchNorm is
 torch's, with tokens as samples. The rows are written to benchmarks/results/norm_layers_DEVICE.jsonl.
 """
 import argparse

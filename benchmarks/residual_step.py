@@ -2,7 +2,7 @@
 
     python benchmarks/residual_step.py --threads 1 --clock cpu
 
-All schemes run in rotation in each round. Ratios are ratios of medians to PostNorm's. BranchNorm is in its ramp. The
+All schemes run in rotation in each round. Ratios to PostNorm's are medians over rounds. BranchNorm is in its ramp. The
 rows are written to benchmarks/results/residual_step_DEVICE.jsonl.
 """
 import argparse

@@ -4,7 +4,7 @@
     python benchmarks/train_step.py --config projects/digits/configs/swin_un_classifier.py --batch 64 --size 32
     python benchmarks/train_step.py --device cuda --batch 128 --amp none bf16 --modes eager compiled
 
-Both models run in rotation in each round. Ratios are ratios of medians. `UN` is past its warm-up. In eager mode on a
+Both models run in rotation in each round. Ratios are medians over rounds. `UN` is past its warm-up. In eager mode on a
 GPU, a third one is UN without Triton. The rows are written to benchmarks/results/train_step_DEVICE.jsonl.
 """
 import argparse

@@ -169,8 +169,8 @@ def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None, dev
         f'Input: batches of {settings.batch_size}, {height} x {width} pixels of noise; '
         f'{f"autocast to {settings.amp}" if settings.amp else "float32"}; on {device_name(device)}'
         f'{f", {settings.threads} threads" if device.type == "cpu" else ""}.',
-        'All rows run in one process, one batch each per round, in rotating order. Speed is the median '
-        'with its quartiles. A ratio is the ratio of two medians.',
+        'All rows run in one process, one batch each per round, in rotating order. Speeds and ratios to LN are '
+        'medians over rounds, with their quartiles.',
         f'Memory: {memory}, weights and images of the row included. FLOPs: per image, matrix products and '
         'convolutions only (torch.utils.flop_counter), two per multiply-add.',
     ]
@@ -196,8 +196,8 @@ def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
 def markdown(result: dict) -> str:
     """A result of :func:`run_benchmark` as Markdown: title, notes and the table."""
     folded, reduced, kept = (result['fusion'][key] for key in ('folded', 'reduced', 'kept'))
-    notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. The quartiles of a ratio are over single '
-             'rounds. In parentheses: relative to LN.', f'Folded: {folded} of {plural(folded + reduced + kept, "norm")}'
+    notes = [*result['notes'], f'Repeats: {result["settings"]["repeat"]}. In parentheses: relative to LN.',
+             f'Folded: {folded} of {plural(folded + reduced + kept, "norm")}'
              f'{f", {reduced} now without weights" if reduced else ""}.']
     lines = [f'# {result["title"]}: effect of folding', '', *(f'- {note}' for note in notes), '',
              *markdown_table(COLUMNS, map(_cells, result['rows']))]

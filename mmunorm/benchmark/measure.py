@@ -97,10 +97,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Ratio of times: `value` is that of the medians; `low` and `high` are the quartiles of single rounds."""
-    seconds, others = np.array(seconds), np.array(others)
-    low, high = np.percentile(seconds / others, (25, 75))
-    return dict(value=float(np.median(seconds) / np.median(others)), low=float(low), high=float(high))
+    """Ratio of times in a round: the median `value` and the quartiles `low` and `high`."""
+    low, value, high = np.percentile(np.array(seconds) / np.array(others), (25, 50, 75)).tolist()
+    return dict(value=value, low=low, high=high)
 
 
 def speed(seconds: Sequence[float], batch_size: int) -> dict[str, dict[str, float]]:

@@ -201,7 +201,7 @@ def result_of(**changes):
         rows=summarize(rows, 8))
 
 
-def test_a_ratio_is_that_of_the_printed_speeds():
+def test_a_ratio_is_the_median_over_rounds():
     ln, un = result_of()['rows']
     assert ln['throughput'] == dict(median=4.0, low=3.0, high=6.0)  # of 8, 4, 2
     assert un['throughput']['median'] == 8.0 and un['latency_ms']['median'] == 1000.0

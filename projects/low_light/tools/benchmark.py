@@ -4,7 +4,7 @@
     python projects/low_light/tools/benchmark.py --device cuda --threads 8
 
 With LayerNorm, the light norms and BatchNorms are folded. The four models run in rotation in each round. Ratios are
-ratios of medians, with the quartiles over single rounds. Prints a table and writes the rows to
+medians over rounds, with their quartiles. Prints a table and writes the rows to
 benchmarks/results/low_light_speed_DEVICE.jsonl.
 """
 import argparse

@@ -7,7 +7,7 @@
 - search: beam search with a beam of 4 and a fixed number of tokens, with and without cached keys and values; with LN,
   UN, and UN folded.
 
-All run in rotation in each round. Ratios are ratios of medians. Prints a table and writes the rows to
+All run in rotation in each round. Ratios are medians over rounds. Prints a table and writes the rows to
 benchmarks/results/translation_speed_DEVICE.jsonl.
 """
 import argparse
