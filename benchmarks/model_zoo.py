@@ -64,6 +64,13 @@ MMDET = ('swin/retinanet_swin-t-p4-w7_fpn_1x_coco', 'swin/mask-rcnn_swin-t-p4-w7
          'mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco')
 # The threshold of a difference, relative to the largest value.
 EXACT = 1e-8
+# Reasons in words, by the code of `fusion.obstacles` that a row has.
+WORDS = {'sum': 'a sum reads them', 'norm': 'another norm reads them', 'function': '`{}` reads them',
+         'scale': 'a product reads them', 'mixed': 'a layer reads them beside padding',
+         'padded convolution': 'a convolution that pads reads them', 'no stream': 'their input is no sum',
+         'groups': 'a convolution with groups reads the stream', 'maps': 'a norm of maps writes the stream',
+         'own layer': 'a norm of the stream would need a linear layer',
+         'joined': 'the stream is joined with other values'}
 HEADER = ('model', 'LayerNorms without weights', 'in a rotated stream', 'UN: folded')
 
 
@@ -235,7 +242,11 @@ def cells(row):
 
 def most_frequent(reasons):
     """The most frequent reasons of norms, each with the number of norms."""
-    return '; '.join(f'{why} ({count})' for why, count in Counter(reasons).most_common(5))
+    found = Counter()
+    for why in reasons:
+        code = next((code for code in WORDS if why.startswith(code)), why)
+        found[WORDS.get(code, code).format(why.removeprefix(code).strip())] += 1
+    return '; '.join(f'{why} ({count})' for why, count in found.most_common(5))
 
 
 def page(rows):
@@ -263,8 +274,6 @@ transformers fold as timm's do. To try another model: [Fold](how_to/fusion.md#th
 - {len(wrong)} models have different outputs after folding{': ' + ', '.join(wrong) if wrong else ''}.
   {len(rows) - len(good)} models did not run. Outputs are compared in float64, at sizes as small as the architecture
   allows; detectors run in the mode `tensor`.
-
-The reasons are the codes of `mmunorm.fusion.obstacles`; a function stands behind its code.
 
 {tables}
 '''
