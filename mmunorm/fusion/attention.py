@@ -8,7 +8,7 @@ of a range.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,8 +20,8 @@ from .basis import head_rotation
 from .check import held_elsewhere, layer_obstacle
 from .folds import Site
 from .plan import FoldPlan
+from .record import Layer, Trace
 from .targets import layers_reading, site_of
-from .trace import Layer, Trace
 
 Heads = Tensor  # (heads, d), numbers of channels
 
@@ -104,8 +104,8 @@ def _scores_fold(trace: Trace, plan: FoldPlan, keys: Heads, queries: Heads, rota
     rotates = rotates and query_sites is not None
     matrix = _matrix(keys, rotates, seed)
     is_read = trace.scores_read & set(unique_keys.flatten().tolist())
-    fold, constants = AttentionFold(key_sites[0].layer), [_constant(site, {} if is_read else means)
-                                                          for site in key_sites]
+    constants = [_constant(site, {} if is_read else means) for site in key_sites]
+    fold = AttentionFold(key_sites[0].layer)
     fold.changes = [_change(site, matrix, constant) for site, constant in zip(key_sites, constants, strict=True)]
     fold.changes += [_change(site, matrix, torch.zeros(site.rows[1] - site.rows[0]).double())
                      for site in (query_sites if rotates else ())]
@@ -169,27 +169,23 @@ class OutputMeans(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is F.linear:
-            self._add(*[*args, *(kwargs[key] for key in ('input', 'weight', 'bias') if key in kwargs)])
-        elif func is F.multi_head_attention_forward and args[5] is not None:
-            weights, biases = args[5].chunk(3), (None, ) * 3 if args[6] is None else args[6].chunk(3)
-            means = [self._mean(*part) for part in zip(args[:3], weights, biases, strict=True)]
-            self._keep(args[5], torch.cat([mean for mean, _ in means]), means[0][1])
+            self._add(*args, **kwargs)
+        elif func is F.multi_head_attention_forward:
+            self._add(args[:3], *args[5:7])
         return func(*args, **kwargs)
 
-    def _add(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        if id(weight) in self._names:
-            self._keep(weight, *self._mean(x, weight, bias))
-
-    @staticmethod
-    def _mean(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
-        tokens = x.detach().reshape(-1, x.shape[-1])
-        mean = weight.detach().double() @ tokens.double().mean(0)
-        return (mean if bias is None else mean + bias.detach().double()).cpu(), len(tokens)
-
-    def _keep(self, weight: Tensor, mean: Tensor, number: int) -> None:
-        total, seen = self._sums.get(self._names.get(id(weight), ''), (0., 0))
-        self._sums[self._names.get(id(weight), '')] = total + mean * number, seen + number
+    @torch.no_grad()
+    def _add(self, input: Tensor | Sequence[Tensor], weight: Tensor | None, bias: Tensor | None = None) -> None:
+        """Each of several inputs has its part of the weight."""
+        if (name := self._names.get(id(weight))) is None:
+            return
+        inputs = [input] if isinstance(input, Tensor) else input
+        tokens = [x.reshape(-1, x.shape[-1]).double() for x in inputs]
+        mean = torch.cat([part.double() @ x.mean(0) for part, x in zip(weight.chunk(len(inputs)), tokens, strict=True)])
+        total, seen = self._sums.get(name, (0., 0))
+        mean = (mean if bias is None else mean + bias.double()).cpu()
+        self._sums[name] = total + mean * len(tokens[0]), seen + len(tokens[0])
 
     def means(self) -> dict[str, Tensor]:
         """By full name of a weight, the mean outputs of its layer, float64."""
-        return {name: total / seen for name, (total, seen) in self._sums.items() if name}
+        return {name: total / seen for name, (total, seen) in self._sums.items()}

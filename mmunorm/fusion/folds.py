@@ -29,11 +29,6 @@ class Use(NamedTuple):
     def obstacle(self) -> Obstacle:
         return Obstacle(self.code, self.part, self.detail)
 
-    @property
-    def is_padding(self) -> bool:
-        """Whether the consumer would be a linear layer if the padding were not zeros."""
-        return self.code in ('mixed', 'padded convolution', 'maybe padded')
-
 
 @dataclass(frozen=True)
 class Site:
@@ -70,11 +65,6 @@ class Fold:
     beyond_float16: bool = False  # whether its padding token is too large for float16
     left: str = ''  # what stays of a LayerNorm or RMSNorm that is folded in part
     not_rotated: Obstacle | None = None  # why the residual stream that it reads is not rotated, if that was asked for
-
-    @property
-    def why_left(self) -> str:
-        """Why the residual stream that it reads is not rotated, or ''."""
-        return str(self.not_rotated or '')
 
     @property
     def where(self) -> str:

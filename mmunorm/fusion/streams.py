@@ -11,9 +11,9 @@ from .folds import Reader, Stream, Writer
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
+from .record import Layer, Trace
 from .tags import NOTHING, Source
 from .targets import site_of
-from .trace import Layer, Trace
 
 # What a stream may go through: linear functions that are the same for all channels.
 _LINEAR = ('sum', 'scale', 'maybe padded', 'padded convolution', 'mixed', 'norm', 'other norm')
