@@ -11,19 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .basis import head_rotation
-from .check import held_elsewhere, layer_obstacle
 from .folds import Site
 from .plan import FoldPlan
 from .record import Layer, Trace
+from .streams import change_obstacle
+from .tags import Numbers
 from .targets import layers_reading, site_of
-
-Heads = Tensor  # (heads, d), numbers of channels
 
 
 @dataclass(eq=False)
@@ -52,26 +52,26 @@ def find_attentions(trace: Trace, plan: FoldPlan, rotates: bool, means: Mapping[
     return found
 
 
-def _values_fold(trace: Trace, plan: FoldPlan, values: Heads, rotates: bool, means: Mapping[str, Tensor], seed: int
-                 ) -> AttentionFold | None:
+def _values_fold(trace: Trace, plan: FoldPlan, values: Numbers, rotates: bool, means: Mapping[str, Tensor],
+                 seed: int) -> AttentionFold | None:
     numbers = values.flatten().tolist()
     readers = layers_reading(trace, numbers)
     sites = _head_sites(trace, plan, values, ('value', ))
-    if sites is None or not readers or any(_layer_is_held(layer, plan) for layer in readers):
+    if sites is None or not readers or any(change_obstacle(layer, plan, 'reader') for layer in readers):
         return None
     fold, matrix = AttentionFold(sites[0].layer), _matrix(values, rotates, seed)
     constants = [_constant(site, means) for site in sites]
     fold.changes = [_change(site, matrix, constant) for site, constant in zip(sites, constants, strict=True)]
     constants = torch.cat(constants)
     for layer in readers:
-        inverse = _inverse(layer, values.sort(0)[0], matrix, constants.view(values.shape))
+        inverse = _inverse(layer, np.sort(values, 0), matrix, constants.view(values.shape))
         if inverse is None:
             return None
         fold.changes.append((site_of(layer, False), *inverse))
     return fold if rotates or constants.any() else None
 
 
-def _inverse(layer: Layer, values: Heads, matrix: Tensor, constants: Tensor) -> tuple[Tensor, Tensor] | None:
+def _inverse(layer: Layer, values: Numbers, matrix: Tensor, constants: Tensor) -> tuple[Tensor, Tensor] | None:
     """The matrix and constant for a layer that reads values, `(C, C)` and `(C,)`; None if it reads parts of heads."""
     if layer.inputs == values.flatten().tolist():
         return matrix.mT, constants.flatten()
@@ -90,11 +90,11 @@ def _inverse(layer: Layer, values: Heads, matrix: Tensor, constants: Tensor) -> 
     return scale, shift
 
 
-def _scores_fold(trace: Trace, plan: FoldPlan, keys: Heads, queries: Heads, rotates: bool, means: Mapping[str, Tensor],
-                 seed: int) -> AttentionFold | None:
+def _scores_fold(trace: Trace, plan: FoldPlan, keys: Numbers, queries: Numbers, rotates: bool,
+                 means: Mapping[str, Tensor], seed: int) -> AttentionFold | None:
     # Groups of queries share a key, which has one matrix.
     partners = dict(zip(map(tuple, queries.tolist()), map(tuple, keys.tolist()), strict=True))
-    unique_keys, unique_queries = keys.unique(dim=0), queries.unique(dim=0)
+    unique_keys, unique_queries = np.unique(keys, axis=0), np.unique(queries, axis=0)
     if len(partners) != len(keys):  # a query that meets several keys
         return None
     key_sites = _head_sites(trace, plan, unique_keys, ('key', 'scale'))
@@ -117,12 +117,12 @@ def _change(site: Site, matrix: Tensor, constant: Tensor) -> tuple[Site, Tensor,
     return site, matrix, -(constant.view(-1, len(matrix)) @ matrix.mT).flatten()
 
 
-def _matrix(heads: Heads, rotates: bool, seed: int) -> Tensor:
+def _matrix(heads: Numbers, rotates: bool, seed: int) -> Tensor:
     width = heads.shape[1]
     return head_rotation(width, seed) if rotates else torch.eye(width, dtype=torch.float64)
 
 
-def _head_sites(trace: Trace, plan: FoldPlan, heads: Heads, allowed: Iterable[str]) -> list[Site] | None:
+def _head_sites(trace: Trace, plan: FoldPlan, heads: Numbers, allowed: Iterable[str]) -> list[Site] | None:
     """The rows of layers that compute these heads; None if these are no rows of layers, or used otherwise."""
     numbers = heads.flatten().tolist()
     if len(set(numbers)) != len(numbers) or trace.obstacle_of(numbers, tuple(allowed)) or (
@@ -134,7 +134,7 @@ def _head_sites(trace: Trace, plan: FoldPlan, heads: Heads, allowed: Iterable[st
         if len(layers) != 1 or head != list(range(head[0], head[0] + len(head))) or head[-1] not in layers[0].outputs:
             return None
         layer, first = layers[0], head[0] - layers[0].outputs.start
-        if _layer_is_held(layer, plan):
+        if change_obstacle(layer, plan, 'writer'):
             return None
         whole, rows = site_of(layer, True), (layer.rows[0] + first, layer.rows[0] + first + len(head))
         bias = layer.bias[first:first + len(head)]
@@ -142,15 +142,6 @@ def _head_sites(trace: Trace, plan: FoldPlan, heads: Heads, allowed: Iterable[st
             rows, bias = (sites[-1].rows[0], rows[1]), sites.pop().bias + bias
         sites.append(Site(whole.layer, True, whole.weight, rows, None, bias))
     return sites
-
-
-def _layer_is_held(layer: Layer, plan: FoldPlan) -> bool:
-    """Whether a layer cannot be changed."""
-    module = plan.modules[layer.owner]
-    if layer.obstacle or getattr(module, 'groups', 1) > 1:
-        return True
-    is_torchs = isinstance(module, nn.MultiheadAttention)
-    return bool(held_elsewhere(layer.owner, plan) if is_torchs else layer_obstacle(layer.owner, plan))
 
 
 def _constant(site: Site, means: Mapping[str, Tensor]) -> Tensor:

@@ -6,20 +6,20 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
 from .folds import Use
 from .operators import KEEP_SCORES, MATRIX_PRODUCTS, PRODUCTS, SIZES, SUMS
 from .record import Attention, Recorder
-from .tags import Tag, unrepeated
+from .tags import Numbers, Tag, unrepeated
 
 
 @dataclass
 class Scores:
     """Products of queries and keys: for each head, the numbers of its channels, `(heads, 2 d)`."""
-    heads: Tensor
+    heads: Numbers
     is_softmax: bool = False
 
 
@@ -31,7 +31,7 @@ class AttentionRecorder(Recorder):
         q, k, v = (self._heads(tensor) for tensor in (query, key, value))
         if enable_gqa:
             times = query.shape[-3] // key.shape[-3]
-            k, v = (None if numbers is None else numbers.repeat_interleave(times, -2) for numbers in (k, v))
+            k, v = (None if numbers is None else numbers.repeat(times, -2) for numbers in (k, v))
         scores = None if q is None or k is None or q.shape[-1] != k.shape[-1] else _unique_heads(q, k)
         for tensor, code in ((query, 'query'), (key, 'key')):
             if hasattr(tensor, 'tag'):
@@ -57,24 +57,24 @@ class AttentionRecorder(Recorder):
         self._set(output[0], y.tag, crosses=True)
         return output
 
-    def _heads(self, x: Tensor, axis: int = -1) -> Tensor | None:
+    def _heads(self, x: Tensor, axis: int = -1) -> Numbers | None:
         """For each head, the numbers of its channels, `(..., d)`; None if tokens differ, or they are no layer's."""
         if not hasattr(x, 'tag') or x.dim() < 2 or not x.numel():
             return None
-        numbers = x.tag.numbers.movedim(axis, -1)
+        numbers = np.moveaxis(x.tag.numbers, axis, -1)
         few, = unrepeated(numbers)
-        if few.shape[-2] > 1 or bool((few < 0).any()) or self._kinds(few) != {'layer'}:
+        if few.shape[-2] > 1 or (few < 0).any() or self._kinds(few) != {'layer'}:
             return None
         return numbers[..., 0, :]
 
-    def _add_attention(self, scores: Tensor | None, v: Tensor | None, value: Tensor, y: Tensor) -> None:
+    def _add_attention(self, scores: Numbers | None, v: Numbers | None, value: Tensor, y: Tensor) -> None:
         values = None
         if hasattr(value, 'tag'):
             self._add_use(value.tag.numbers, Use('value'))
         if v is not None:
-            values = v.flatten(0, -2).unique(dim=0) if v.dim() > 1 else v[None]
-            self._set(y, Tag(self._sources, v[..., None, :].expand(y.shape)))
-        queries, keys = (None, None) if scores is None else scores.chunk(2, 1)
+            values = np.unique(v.reshape(-1, v.shape[-1]), axis=0)
+            self._set(y, Tag(self._sources, np.broadcast_to(v[..., None, :], y.shape)))
+        queries, keys = (None, None) if scores is None else np.split(scores, 2, 1)
         self.trace.attentions.append(Attention(queries, keys, values))
 
     def _matrix_product(self, input: Tensor, other: Tensor, output: Tensor) -> list[Tag | None] | None:
@@ -116,11 +116,11 @@ class AttentionRecorder(Recorder):
             self.block(tensor, Use('function', name))
 
     def _note_read(self, scores: Scores) -> None:
-        self.trace.scores_read.update(scores.heads.chunk(2, 1)[1].flatten().tolist())
+        self.trace.scores_read.update(np.split(scores.heads, 2, 1)[1].ravel().tolist())
 
 
-def _unique_heads(q: Tensor, k: Tensor) -> Tensor:
+def _unique_heads(q: Numbers, k: Numbers) -> Numbers:
     """Pairs of queries' and keys' numbers, `(heads, 2 d)`."""
-    shape = torch.broadcast_shapes(q.shape[:-1], k.shape[:-1])
-    pairs = torch.cat([numbers.expand(*shape, -1) for numbers in (q, k)], -1)
-    return pairs.flatten(0, -2).unique(dim=0) if pairs.dim() > 1 else pairs[None]
+    shape = np.broadcast_shapes(q.shape[:-1], k.shape[:-1])
+    pairs = np.concatenate([np.broadcast_to(numbers, (*shape, numbers.shape[-1])) for numbers in (q, k)], -1)
+    return np.unique(pairs.reshape(-1, pairs.shape[-1]), axis=0)

@@ -5,14 +5,14 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .folds import Use
 from .obstacles import Obstacle
 from .plan import FoldPlan
-from .tags import NOTHING, Source, Sources, Tag, unrepeated
+from .tags import NOTHING, Numbers, Source, Sources, Tag, unrepeated
 
 
 @dataclass(eq=False)
@@ -31,9 +31,9 @@ class Layer:
 @dataclass(eq=False)
 class Attention:
     """One attention: the numbers of queries, keys and values, `(heads, d)` each, or None where they are no layers'."""
-    queries: Tensor | None
-    keys: Tensor | None
-    values: Tensor | None
+    queries: Numbers | None
+    keys: Numbers | None
+    values: Numbers | None
 
 
 @dataclass
@@ -87,50 +87,50 @@ class Recorder(TorchFunctionMode):
         """The tag of a tensor like `like`, whose dimension `axis` is the channels of these numbers."""
         shape = [1] * like.dim()
         shape[axis] = -1
-        tag = Tag(self._sources, torch.arange(numbers.start, numbers.stop).view(shape).expand(like.shape))
+        tag = Tag(self._sources, np.broadcast_to(np.array(numbers).reshape(shape), like.shape))
         tag.found = list(numbers)
         return tag
 
-    def _tokens(self, tensor: Tensor, axis: int) -> Tensor:
+    def _tokens(self, tensor: Tensor, axis: int) -> Numbers:
         """The numbers of a tensor's tokens `(n, C)`, equal ones once, where the dimension `axis` is the channels."""
-        numbers = unrepeated(tensor.tag.numbers)[0].movedim(axis, -1)
-        return numbers.expand(*numbers.shape[:-1], tensor.shape[axis]).reshape(-1, tensor.shape[axis])
+        numbers, size = np.moveaxis(unrepeated(tensor.tag.numbers)[0], axis, -1), tensor.shape[axis]
+        return np.broadcast_to(numbers, (*numbers.shape[:-1], size)).reshape(-1, size)
 
-    def _sources_of(self, numbers: Tensor) -> list[int]:
+    def _sources_of(self, numbers: Numbers) -> list[int]:
         """The indices of the sources of these numbers."""
-        return self._sources.index[numbers[numbers >= 0]].unique().tolist()
+        return np.unique(self._sources.index[numbers[numbers >= 0]]).tolist()
 
-    def _sources_in(self, numbers: Tensor) -> list[Source]:
+    def _sources_in(self, numbers: Numbers) -> list[Source]:
         return [self._sources.all[index] for index in self._sources_of(numbers)]
 
-    def _kinds(self, numbers: Tensor) -> set[str]:
+    def _kinds(self, numbers: Numbers) -> set[str]:
         return {source.kind for source in self._sources_in(numbers)}
 
-    def _written(self, numbers: Tensor) -> Tensor:
-        return self._sources.written[numbers.clamp(min=0)].where(numbers >= 0, numbers)
+    def _written(self, numbers: Numbers) -> Numbers:
+        return np.where(numbers >= 0, self._sources.written[numbers], numbers)
 
-    def _channels(self, numbers: Tensor) -> Tensor:
-        return self._sources.channel[numbers.clamp(min=0)].where(numbers >= 0, numbers)
+    def _channels(self, numbers: Numbers) -> Numbers:
+        return np.where(numbers >= 0, self._sources.channel[numbers], numbers)
 
     def _join(self, indices: Sequence[int]) -> None:
         """Makes sources one residual stream."""
         self.trace.joined += [(indices[0], index) for index in indices[1:] if index != indices[0]]
 
-    def _stream(self, numbers: Tensor) -> Tensor:
+    def _stream(self, numbers: Numbers) -> Numbers:
         """Makes the sources of written numbers one stream. Returns these with the same number for each channel."""
         indices = self._sources_of(numbers)
         self._join(indices)
         widest = max((self._sources.all[index].numbers for index in indices), key=len, default=range(0))
-        return torch.where(numbers >= 0, self._channels(numbers) + widest.start, NOTHING)
+        return np.where(numbers >= 0, self._channels(numbers) + widest.start, NOTHING)
 
     def block(self, tensor: Tensor, use: Use) -> None:
         """Records that something other than a layer consumes a tensor."""
         if hasattr(tensor, 'tag'):
             self._add_use(tensor.tag.found, use)
 
-    def _add_use(self, numbers: Iterable[int] | Tensor, use: Use) -> None:
+    def _add_use(self, numbers: Iterable[int] | Numbers, use: Use) -> None:
         use = use._replace(inside=next(reversed(self._inside), ''))
-        for number in numbers[numbers >= 0].unique().tolist() if isinstance(numbers, Tensor) else numbers:
+        for number in np.unique(numbers[numbers >= 0]).tolist() if isinstance(numbers, Numbers) else numbers:
             known = self.trace.uses.setdefault(number, [])
             if use not in known:
                 known.append(use)

@@ -11,9 +11,11 @@ from bisect import bisect_right
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+Numbers = np.ndarray
 NOTHING, MIXED = -1, -2  # elements that depend on no tagged tensor, and those that were computed from one
 _STEP = 4096  # between the values of two channels
 _SAMPLE = 2**13  # elements
@@ -49,20 +51,18 @@ class Sources:
     def finish(self) -> None:
         """Makes the tables, once all sources are known."""
         self._starts = [source.numbers.start for source in self.all]
-        sizes = torch.tensor([len(source.numbers) for source in self.all])
-        self.index = torch.arange(len(self.all)).repeat_interleave(sizes)
-        self.channel = torch.arange(self.size) - torch.tensor(self._starts)[self.index]
+        self.index = np.repeat(np.arange(len(self.all)), [len(source.numbers) for source in self.all])
+        self.channel = np.arange(self.size) - np.array(self._starts, int)[self.index]
         # The number of a channel once it was written to a residual stream.
-        self.written = torch.arange(self.size)
+        self.written = np.arange(self.size)
         for kind, written in (('norm', 'written norm'), ('parameter', 'token')):
             for source in self.all:
                 if source.kind == kind and (written, source.name) in self.of:
                     start = self.of[written, source.name].numbers.start
                     self.written[source.numbers.start:source.numbers.stop] += start - source.numbers.start
-        generator = torch.Generator().manual_seed(0)
-        orders = torch.stack([torch.arange(self.size), torch.randperm(self.size, generator=generator)]) + 1
-        offsets = torch.randint(_STEP // 4, 3 * _STEP // 4, orders.shape, generator=generator)
-        first, second = (orders * _STEP + offsets).double()
+        generator = np.random.default_rng(0)
+        orders = np.stack([np.arange(self.size), generator.permutation(self.size)]) + 1
+        first, second = (orders * _STEP + generator.integers(_STEP // 4, 3 * _STEP // 4, orders.shape)).astype(float)
         self.values = first, -second
 
     def at(self, number: int) -> tuple[Source, int]:
@@ -70,22 +70,19 @@ class Sources:
         source = self.all[bisect_right(self._starts, number) - 1]
         return source, number - source.numbers.start
 
-    def read(self, a: Tensor, b: Tensor) -> Tensor:
-        """The number of each element of a pair, or `NOTHING` or `MIXED`, on the CPU."""
-        a, b = a.cpu(), b.cpu()
-        numbers = torch.where(a == b, NOTHING, MIXED)
-        if a.dtype != torch.float64:
-            return numbers
+    def read(self, a: Numbers, b: Numbers) -> Numbers:
+        """The number of each element of a pair, or `NOTHING` or `MIXED`."""
         first, second = self.values
-        nearest = (a / _STEP).long().sub_(1).clamp_(0, self.size - 1)
-        is_tag = ((a - first[nearest]).abs() < 1e-3) & ((b - second[nearest]).abs() < 1e-3)
-        return torch.where(is_tag, nearest, numbers)
+        with np.errstate(invalid='ignore'):  # a mask of -inf
+            nearest = np.clip((a / _STEP).astype(int) - 1, 0, self.size - 1)
+        is_tag = (np.abs(a - first[nearest]) < 1e-3) & (np.abs(b - second[nearest]) < 1e-3)
+        return np.where(is_tag, nearest, np.where(a == b, NOTHING, MIXED))
 
 
 class Tag:
     """What goes beside a tensor: the number of each of its elements, or the pair of tensors that shows them."""
 
-    def __init__(self, sources: Sources, numbers: Tensor | None = None, pair: tuple[Tensor, Tensor] | None = None):
+    def __init__(self, sources: Sources, numbers: Numbers | None = None, pair: tuple[Tensor, Tensor] | None = None):
         self._sources = sources
         if numbers is not None:
             self.numbers = numbers
@@ -94,49 +91,52 @@ class Tag:
 
     @cached_property
     def pair(self) -> tuple[Tensor, Tensor]:
-        numbers, = unrepeated(self.numbers)
-        return tuple(values[numbers.clamp(min=0)].where(numbers >= 0, 0.).expand(self.numbers.shape).contiguous()
+        """Tensors of float64."""
+        (numbers, ), shape = unrepeated(self.numbers), self.numbers.shape
+        return tuple(torch.from_numpy(np.where(numbers >= 0, values[numbers], 0.)).expand(shape).contiguous()
                      for values in self._sources.values)
 
     @cached_property
-    def numbers(self) -> Tensor:
-        """The number of each element, or `NOTHING` or `MIXED`."""
-        return self._sources.read(*unrepeated(*self.pair)).expand(self.pair[0].shape)
+    def numbers(self) -> Numbers:
+        """The number of each element, or `NOTHING` or `MIXED`; read-only."""
+        return np.broadcast_to(self._sources.read(*unrepeated(*self._arrays())), self.pair[0].shape)
 
     @cached_property
-    def sample(self) -> Tensor:
+    def sample(self) -> Numbers:
         """The numbers of some elements, in one dimension."""
-        return _sample(self.numbers)[0] if 'numbers' in vars(self) else self._sources.read(*_sample(*self.pair))
+        return _sample(self.numbers)[0] if 'numbers' in vars(self) else self._sources.read(*_sample(*self._arrays()))
 
     @cached_property
     def found(self) -> list[int]:
         """The numbers in the sample, except `NOTHING` and `MIXED`."""
-        return self.sample[self.sample >= 0].unique().tolist()
+        return np.unique(self.sample[self.sample >= 0]).tolist()
 
     @cached_property
     def sources(self) -> list[int]:
         """The indices of their sources."""
-        return self._sources.index[self.found].unique().tolist()
+        return np.unique(self._sources.index[self.found]).tolist()
+
+    def _arrays(self) -> list[Numbers]:
+        return [values.cpu().numpy() for values in self.pair]
 
 
-def unrepeated(*tensors: Tensor) -> list[Tensor]:
-    """Tensors of one shape, with a size of 1 in each dimension along which none of them changes."""
-    for dim in range(tensors[0].dim()):
-        if tensors[0].shape[dim] > 1 and all(_is_constant(tensor, dim) for tensor in tensors):
-            tensors = tuple(tensor.narrow(dim, 0, 1) for tensor in tensors)
-    return list(tensors)
+def unrepeated(*arrays: Numbers) -> list[Numbers]:
+    """Arrays of one shape, with a size of 1 in each dimension along which none of them changes."""
+    for dim, size in enumerate(arrays[0].shape):
+        if size > 1 and all(_is_constant(array, dim) for array in arrays):
+            arrays = tuple(array.take([0], dim) for array in arrays)
+    return list(arrays)
 
 
-def _is_constant(tensor: Tensor, dim: int) -> bool:
-    first = tensor.narrow(dim, 0, 1)
-    return not tensor.stride(dim) or (torch.equal(first, tensor.narrow(dim, -1, 1))
-                                      and torch.equal(tensor, first.expand_as(tensor)))
+def _is_constant(array: Numbers, dim: int) -> bool:
+    first = array.take([0], dim)
+    return not array.strides[dim] or np.array_equal(first, array.take([-1], dim)) and bool((array == first).all())
 
 
-def _sample(*tensors: Tensor) -> list[Tensor]:
-    """The same elements of tensors of one shape."""
-    flat = [tensor.flatten() for tensor in unrepeated(*tensors)]
+def _sample(*arrays: Numbers) -> list[Numbers]:
+    """The same elements of arrays of one shape."""
+    flat = [array.ravel() for array in unrepeated(*arrays)]
     if len(flat[0]) <= _SAMPLE:
         return flat
-    some = torch.arange(_SAMPLE, device=flat[0].device) * 1_000_003 % len(flat[0])
-    return [tensor[some] for tensor in flat]
+    some = np.arange(_SAMPLE) * 1_000_003 % len(flat[0])
+    return [array[some] for array in flat]

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from os.path import commonprefix
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from .obstacles import Obstacle
 from .operators import CASTS, JOINS, MATRIX_PRODUCTS, MIXERS, MOVES, PRODUCTS, SHAPE_ONLY, SIZES, SUMS
 from .plan import FoldPlan, call_obstacle
 from .record import Layer, Trace
-from .tags import MIXED, NOTHING, Tag, unrepeated
+from .tags import MIXED, NOTHING, Numbers, Tag, unrepeated
 
 _TRAILING = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}  # dimensions after the channels
 
@@ -209,12 +210,12 @@ class _Tracer(AttentionRecorder):
         if self._kinds(numbers) != {'layer'} or bool((numbers < 0).any()):
             self.trace.not_from_layers.add(name)
             return self.block(x, Use('norm', name, norm=name))
-        for pair in (numbers * size + torch.arange(size)).unique().tolist():
+        for pair in np.unique(numbers * size + np.arange(size)).tolist():
             number, channel = divmod(pair, size)
             if self.trace.before.setdefault(number, (name, channel)) != (name, channel):
                 self._add_use([number], Use('other norm', name))
 
-    def _record_stream_read(self, name: str, numbers: Tensor) -> None:
+    def _record_stream_read(self, name: str, numbers: Numbers) -> None:
         """Records the channels of a residual stream that a norm reads; all its sources are one stream."""
         columns = self._stream_columns(numbers)
         reads = self.trace.reads
@@ -222,18 +223,18 @@ class _Tracer(AttentionRecorder):
             reads[name] = [MIXED] * numbers.shape[1]
             self._add_use(numbers, Use('layouts', name))
 
-    def _stream_columns(self, numbers: Tensor) -> list[int] | None:
+    def _stream_columns(self, numbers: Numbers) -> list[int] | None:
         """The number of a source at each column, `NOTHING` for none; None if a column has several channels."""
         written = self._written(numbers)
         if not self._is_each_in_place(written):
             return None
         self._join(self._sources_of(written))
-        return written.amax(0).tolist()
+        return written.max(0).tolist()
 
-    def _is_each_in_place(self, numbers: Tensor) -> bool:
+    def _is_each_in_place(self, numbers: Numbers) -> bool:
         """Whether each column has the same channel in all tokens."""
         channels = self._channels(numbers)
-        return not bool(((channels != channels.amax(0)) & (channels >= 0)).any())
+        return not bool(((channels != channels.max(0)) & (channels >= 0)).any())
 
     def _are_same(self, columns: list[int], others: list[int]) -> bool:
         """Whether two readings have the same channels; then their sources are one stream."""
@@ -321,15 +322,16 @@ class _Tracer(AttentionRecorder):
             return None
         tags: list[Tag | None] = []
         for (a, b), tensor in zip(pairs, outputs, strict=True):
-            if not a.shape == b.shape == tensor.shape or a.dtype != b.dtype:
+            if not a.shape == b.shape == tensor.shape:
                 return None
-            tag = None if torch.equal(a, b) else Tag(self._sources, pair=(a, b))
-            if tag is not None and bool((tag.sample == MIXED).any()):
+            tag = None if a.dtype == b.dtype and torch.equal(a, b) else Tag(self._sources, pair=(a, b))
+            if tag is not None and (not a.dtype == b.dtype == torch.float64 or MIXED in tag.sample):
                 return None
             tags.append(tag)
         for tag, tensor in zip(tags, outputs, strict=True):
             # Other values than zeros among the tokens of a stream would have to change with its basis.
-            if tag is not None and name in MIXERS and bool((tensor.cpu()[tag.numbers == NOTHING] != 0).any()):
+            if tag is not None and name in MIXERS and bool(
+                    tensor.cpu()[torch.from_numpy(tag.numbers == NOTHING)].any()):
                 self._add_use(tag.numbers, Use('joined', name))
         return tags
 
@@ -353,7 +355,7 @@ class _Tracer(AttentionRecorder):
             return [input.tag] if other == 0 and hasattr(input, 'tag') else None
         if not isinstance(input, Tensor) or not (hasattr(input, 'tag') and hasattr(other, 'tag')):
             return None
-        pair = unrepeated(*(tensor.tag.numbers.expand(output.shape) for tensor in (input, other)))
+        pair = unrepeated(*(np.broadcast_to(tensor.tag.numbers, output.shape) for tensor in (input, other)))
         a, b = map(self._written, pair)
         both = (a >= 0) & (b >= 0)
         if bool((self._channels(a) != self._channels(b))[both].any()):
@@ -361,8 +363,8 @@ class _Tracer(AttentionRecorder):
             return None
         for numbers in pair:
             self._add_use(numbers, Use('sum', name))
-        self._join(self._sources_of(torch.cat([a.flatten(), b.flatten()])))
-        return [Tag(self._sources, self._stream(torch.where(a >= 0, a, b)).expand(output.shape))]
+        self._join(self._sources_of(np.stack([a, b])))
+        return [Tag(self._sources, np.broadcast_to(self._stream(np.where(a >= 0, a, b)), output.shape))]
 
     def _ask_for_axes(self, *tensors: Tensor) -> None:
         """Notes that a token, whose channels do not fit, may have them along another dimension."""
@@ -385,8 +387,8 @@ class _Tracer(AttentionRecorder):
             x, factor = other, input
         if not hasattr(x, 'tag'):
             return None
-        use, factors = Use('scale', name), getattr(factor, 'tag', x.tag).numbers.expand(output.shape)
-        numbers, factors = unrepeated(x.tag.numbers.expand(output.shape), factors)
+        use, tags = Use('scale', name), (x.tag, getattr(factor, 'tag', x.tag))
+        numbers, factors = unrepeated(*(np.broadcast_to(tag.numbers, output.shape) for tag in tags))
         written = self._written(numbers)
         if not isinstance(factor, Tensor) or factor.numel() == 1:
             pass
@@ -399,21 +401,21 @@ class _Tracer(AttentionRecorder):
                     'scaled', scale[0].name) not in self._sources.of:
                 return None
             scaled, is_written = self._sources.of['scaled', scale[0].name], written >= 0
-            if not torch.equal(self._channels(factors)[is_written], self._channels(written)[is_written]):
+            if not np.array_equal(self._channels(factors)[is_written], self._channels(written)[is_written]):
                 return None
             self.trace.scaled.setdefault(scaled.name, set()).update(self._sources_of(written))
             use = Use('layer scale', scaled.name)
             self._add_use(factors, use)
-            written = torch.where(is_written, self._channels(written) + scaled.numbers.start, NOTHING)
+            written = np.where(is_written, self._channels(written) + scaled.numbers.start, NOTHING)
         self._add_use(numbers, use)
-        return [Tag(self._sources, written.expand(output.shape))]
+        return [Tag(self._sources, np.broadcast_to(written, output.shape))]
 
-    def _is_shared_by_channels(self, factor: Tensor, numbers: Tensor) -> bool:
+    def _is_shared_by_channels(self, factor: Tensor, numbers: Numbers) -> bool:
         """Whether a factor is the same for all channels of a token."""
         channels = self._channels(numbers)
         for axis in range(-factor.dim(), 0):
             if factor.shape[axis] > 1 and factor.stride(axis):
-                first = channels.amax(axis, keepdim=True)
+                first = channels.max(axis, keepdims=True)
                 if bool(((channels != first) & (channels >= 0)).any()):
                     return False
         return True
@@ -437,7 +439,7 @@ class _Tracer(AttentionRecorder):
             return (name, 0, len(weight)) if is_rows else None
         if not hasattr(weight, 'tag') or not weight.numel():
             return None
-        numbers = weight.tag.numbers.flatten(1)[:, 0].tolist()
+        numbers = weight.tag.numbers.reshape(len(weight), -1)[:, 0].tolist()
         source, first = self._sources.at(numbers[0]) if numbers[0] >= 0 else (None, 0)
         if source is None or source.kind != 'parameter' or source.axis or (
                 numbers != list(range(numbers[0], numbers[0] + len(numbers)))):
@@ -470,8 +472,8 @@ class _Tracer(AttentionRecorder):
     def _columns(self, x: Tensor, axis: int, owner: str) -> list[int] | None:
         """The number of the source at each channel of a layer's input, or `NOTHING`; None if it has several."""
         numbers = self._tokens(x, axis)
-        columns = numbers.amax(0)
-        if not bool(((numbers != columns) & (numbers >= 0)).any()) and not bool((numbers == MIXED).any()):
+        columns = numbers.max(0)
+        if not bool(((numbers != columns) & (numbers >= 0)).any()) and MIXED not in numbers:
             if bool((numbers != columns).any()):
                 self.block(x, Use('mixed', owner))
             return columns.tolist()
