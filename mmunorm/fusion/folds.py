@@ -67,6 +67,11 @@ class Fold:
     not_rotated: Obstacle | None = None  # why the residual stream that it reads is not rotated, if that was asked for
 
     @property
+    def why_left(self) -> str:
+        """Why the residual stream that it reads is not rotated, or ''."""
+        return str(self.not_rotated or '')
+
+    @property
     def where(self) -> str:
         """Where the norm was folded, or why it was kept."""
         if self.obstacle:
