@@ -8,22 +8,22 @@ of a range.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .basis import head_rotation
-from .check import held_elsewhere, layer_obstacle
 from .folds import Site
 from .plan import FoldPlan
+from .record import Layer, Trace
+from .streams import change_obstacle
+from .tags import Numbers
 from .targets import layers_reading, site_of
-from .trace import Layer, Trace
-
-Heads = Tensor  # (heads, d), numbers of channels
 
 
 @dataclass(eq=False)
@@ -52,26 +52,26 @@ def find_attentions(trace: Trace, plan: FoldPlan, rotates: bool, means: Mapping[
     return found
 
 
-def _values_fold(trace: Trace, plan: FoldPlan, values: Heads, rotates: bool, means: Mapping[str, Tensor], seed: int
-                 ) -> AttentionFold | None:
+def _values_fold(trace: Trace, plan: FoldPlan, values: Numbers, rotates: bool, means: Mapping[str, Tensor],
+                 seed: int) -> AttentionFold | None:
     numbers = values.flatten().tolist()
     readers = layers_reading(trace, numbers)
     sites = _head_sites(trace, plan, values, ('value', ))
-    if sites is None or not readers or any(_layer_is_held(layer, plan) for layer in readers):
+    if sites is None or not readers or any(change_obstacle(layer, plan, 'reader') for layer in readers):
         return None
     fold, matrix = AttentionFold(sites[0].layer), _matrix(values, rotates, seed)
     constants = [_constant(site, means) for site in sites]
     fold.changes = [_change(site, matrix, constant) for site, constant in zip(sites, constants, strict=True)]
     constants = torch.cat(constants)
     for layer in readers:
-        inverse = _inverse(layer, values.sort(0)[0], matrix, constants.view(values.shape))
+        inverse = _inverse(layer, np.sort(values, 0), matrix, constants.view(values.shape))
         if inverse is None:
             return None
         fold.changes.append((site_of(layer, False), *inverse))
     return fold if rotates or constants.any() else None
 
 
-def _inverse(layer: Layer, values: Heads, matrix: Tensor, constants: Tensor) -> tuple[Tensor, Tensor] | None:
+def _inverse(layer: Layer, values: Numbers, matrix: Tensor, constants: Tensor) -> tuple[Tensor, Tensor] | None:
     """The matrix and constant for a layer that reads values, `(C, C)` and `(C,)`; None if it reads parts of heads."""
     if layer.inputs == values.flatten().tolist():
         return matrix.mT, constants.flatten()
@@ -90,11 +90,11 @@ def _inverse(layer: Layer, values: Heads, matrix: Tensor, constants: Tensor) -> 
     return scale, shift
 
 
-def _scores_fold(trace: Trace, plan: FoldPlan, keys: Heads, queries: Heads, rotates: bool, means: Mapping[str, Tensor],
-                 seed: int) -> AttentionFold | None:
+def _scores_fold(trace: Trace, plan: FoldPlan, keys: Numbers, queries: Numbers, rotates: bool,
+                 means: Mapping[str, Tensor], seed: int) -> AttentionFold | None:
     # Groups of queries share a key, which has one matrix.
     partners = dict(zip(map(tuple, queries.tolist()), map(tuple, keys.tolist()), strict=True))
-    unique_keys, unique_queries = keys.unique(dim=0), queries.unique(dim=0)
+    unique_keys, unique_queries = np.unique(keys, axis=0), np.unique(queries, axis=0)
     if len(partners) != len(keys):  # a query that meets several keys
         return None
     key_sites = _head_sites(trace, plan, unique_keys, ('key', 'scale'))
@@ -104,8 +104,8 @@ def _scores_fold(trace: Trace, plan: FoldPlan, keys: Heads, queries: Heads, rota
     rotates = rotates and query_sites is not None
     matrix = _matrix(keys, rotates, seed)
     is_read = trace.scores_read & set(unique_keys.flatten().tolist())
-    fold, constants = AttentionFold(key_sites[0].layer), [_constant(site, {} if is_read else means)
-                                                          for site in key_sites]
+    constants = [_constant(site, {} if is_read else means) for site in key_sites]
+    fold = AttentionFold(key_sites[0].layer)
     fold.changes = [_change(site, matrix, constant) for site, constant in zip(key_sites, constants, strict=True)]
     fold.changes += [_change(site, matrix, torch.zeros(site.rows[1] - site.rows[0]).double())
                      for site in (query_sites if rotates else ())]
@@ -117,12 +117,12 @@ def _change(site: Site, matrix: Tensor, constant: Tensor) -> tuple[Site, Tensor,
     return site, matrix, -(constant.view(-1, len(matrix)) @ matrix.mT).flatten()
 
 
-def _matrix(heads: Heads, rotates: bool, seed: int) -> Tensor:
+def _matrix(heads: Numbers, rotates: bool, seed: int) -> Tensor:
     width = heads.shape[1]
     return head_rotation(width, seed) if rotates else torch.eye(width, dtype=torch.float64)
 
 
-def _head_sites(trace: Trace, plan: FoldPlan, heads: Heads, allowed: Iterable[str]) -> list[Site] | None:
+def _head_sites(trace: Trace, plan: FoldPlan, heads: Numbers, allowed: Iterable[str]) -> list[Site] | None:
     """The rows of layers that compute these heads; None if these are no rows of layers, or used otherwise."""
     numbers = heads.flatten().tolist()
     if len(set(numbers)) != len(numbers) or trace.obstacle_of(numbers, tuple(allowed)) or (
@@ -134,7 +134,7 @@ def _head_sites(trace: Trace, plan: FoldPlan, heads: Heads, allowed: Iterable[st
         if len(layers) != 1 or head != list(range(head[0], head[0] + len(head))) or head[-1] not in layers[0].outputs:
             return None
         layer, first = layers[0], head[0] - layers[0].outputs.start
-        if _layer_is_held(layer, plan):
+        if change_obstacle(layer, plan, 'writer'):
             return None
         whole, rows = site_of(layer, True), (layer.rows[0] + first, layer.rows[0] + first + len(head))
         bias = layer.bias[first:first + len(head)]
@@ -142,15 +142,6 @@ def _head_sites(trace: Trace, plan: FoldPlan, heads: Heads, allowed: Iterable[st
             rows, bias = (sites[-1].rows[0], rows[1]), sites.pop().bias + bias
         sites.append(Site(whole.layer, True, whole.weight, rows, None, bias))
     return sites
-
-
-def _layer_is_held(layer: Layer, plan: FoldPlan) -> bool:
-    """Whether a layer cannot be changed."""
-    module = plan.modules[layer.owner]
-    if layer.obstacle or getattr(module, 'groups', 1) > 1:
-        return True
-    is_torchs = isinstance(module, nn.MultiheadAttention)
-    return bool(held_elsewhere(layer.owner, plan) if is_torchs else layer_obstacle(layer.owner, plan))
 
 
 def _constant(site: Site, means: Mapping[str, Tensor]) -> Tensor:
@@ -169,27 +160,23 @@ class OutputMeans(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is F.linear:
-            self._add(*[*args, *(kwargs[key] for key in ('input', 'weight', 'bias') if key in kwargs)])
-        elif func is F.multi_head_attention_forward and args[5] is not None:
-            weights, biases = args[5].chunk(3), (None, ) * 3 if args[6] is None else args[6].chunk(3)
-            means = [self._mean(*part) for part in zip(args[:3], weights, biases, strict=True)]
-            self._keep(args[5], torch.cat([mean for mean, _ in means]), means[0][1])
+            self._add(*args, **kwargs)
+        elif func is F.multi_head_attention_forward:
+            self._add(args[:3], *args[5:7])
         return func(*args, **kwargs)
 
-    def _add(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-        if id(weight) in self._names:
-            self._keep(weight, *self._mean(x, weight, bias))
-
-    @staticmethod
-    def _mean(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
-        tokens = x.detach().reshape(-1, x.shape[-1])
-        mean = weight.detach().double() @ tokens.double().mean(0)
-        return (mean if bias is None else mean + bias.detach().double()).cpu(), len(tokens)
-
-    def _keep(self, weight: Tensor, mean: Tensor, number: int) -> None:
-        total, seen = self._sums.get(self._names.get(id(weight), ''), (0., 0))
-        self._sums[self._names.get(id(weight), '')] = total + mean * number, seen + number
+    @torch.no_grad()
+    def _add(self, input: Tensor | Sequence[Tensor], weight: Tensor | None, bias: Tensor | None = None) -> None:
+        """Each of several inputs has its part of the weight."""
+        if (name := self._names.get(id(weight))) is None:
+            return
+        inputs = [input] if isinstance(input, Tensor) else input
+        tokens = [x.reshape(-1, x.shape[-1]).double() for x in inputs]
+        mean = torch.cat([part.double() @ x.mean(0) for part, x in zip(weight.chunk(len(inputs)), tokens, strict=True)])
+        total, seen = self._sums.get(name, (0., 0))
+        mean = (mean if bias is None else mean + bias.double()).cpu()
+        self._sums[name] = total + mean * len(tokens[0]), seen + len(tokens[0])
 
     def means(self) -> dict[str, Tensor]:
         """By full name of a weight, the mean outputs of its layer, float64."""
-        return {name: total / seen for name, (total, seen) in self._sums.items() if name}
+        return {name: total / seen for name, (total, seen) in self._sums.items()}

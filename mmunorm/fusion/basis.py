@@ -91,7 +91,9 @@ def rotation_of(plan: FoldPlan, stream: Stream, seed: int) -> Rotation | Obstacl
     scales = [writer.scale for writer in stream.writers if writer.scale]
     if len(scales) > len(set(scales)):
         return Obstacle('layer scales', scales[0])
-    mapped = mapped_norms(plan, stream)
+    # These need a linear layer: norms that write the stream, and those that keep gamma.
+    mapped = list(dict.fromkeys([*(writer.name for writer in stream.writers if writer.kind == 'norm'),
+                                 *(name for name in stream.norms if plan.folds[name].obstacle)]))
     if len(mapped) * _NORMS_PER_LINEAR > len(stream.norms):
         return Obstacle('own layer', mapped[0])
     if maps := [norm for norm in mapped if is_channels_first(plan.norms[norm])]:
@@ -101,12 +103,6 @@ def rotation_of(plan: FoldPlan, stream: Stream, seed: int) -> Rotation | Obstacl
     order = {name: number for number, name in enumerate(plan.chains)}
     norms = sorted(stream.norms, key=lambda name: order.get(name, len(order)))
     return Rotation(norms, rotation(stream.width, seed), is_centered, stream)
-
-
-def mapped_norms(plan: FoldPlan, stream: Stream) -> list[str]:
-    """The norms of a rotated stream that need a linear layer: those that write it, and those that keep gamma."""
-    writers = [writer.name for writer in stream.writers if writer.kind == 'norm']
-    return list(dict.fromkeys([*writers, *(name for name in stream.norms if plan.folds[name].obstacle)]))
 
 
 def _reader_obstacle(plan: FoldPlan, stream: Stream, reader: Reader) -> Obstacle | None:
@@ -121,9 +117,9 @@ def _reader_obstacle(plan: FoldPlan, stream: Stream, reader: Reader) -> Obstacle
     if any(site.after for site in fold.sites) or fold.joint is not None:
         return Obstacle('parts', name)
     for site in fold.sites if not fold.obstacle else ():
-        if not reads_whole_tokens(fold, site, len(reader.channels), plan.modules[site.layer]):
-            return Obstacle('parts', site.layer)
-        if getattr(plan.modules[site.layer], site.weight).shape[1] % len(reader.channels):
+        layer = plan.modules[site.layer]
+        if not reads_whole_tokens(site, len(reader.channels), layer) or (
+                getattr(layer, site.weight).shape[1] % len(reader.channels)):
             return Obstacle('parts', site.layer)
     if fold.pads and zero_token(*plan.affines[name]).marker >= 0:
         return Obstacle('marker', name)

@@ -8,7 +8,7 @@ from torch.nn.utils import parametrize
 
 from ..registry import is_missing
 from .examples import is_removable
-from .folds import Fold, JointFold
+from .folds import Fold, JointFold, Site
 from .norms import Affine, statistic_of
 from .obstacles import Obstacle
 from .padding import zero_token
@@ -41,7 +41,7 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> Obstacle | None:
         is_whole = site.channels == tuple(range(len(shift))) and weight.shape[1] == len(shift)
         if scale.dim() > 1 and (site.after or not is_whole):
             return Obstacle('mixes channels', site.layer)
-        if fold.is_padded and not reads_whole_tokens(fold, site, len(shift), layer):
+        if fold.is_padded and not reads_whole_tokens(site, len(shift), layer):
             return Obstacle('parts of a padded norm', site.layer)
         if site.layer not in fold.copied and (held := held_elsewhere(site.layer, plan)):
             return Obstacle('neighbor held', site.layer, cause=held)
@@ -50,7 +50,7 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> Obstacle | None:
     return None if fold.joint is not None else _fill_obstacle(fold, plan, (scale, shift))
 
 
-def reads_whole_tokens(fold: Fold, site, width: int, layer: nn.Module) -> bool:
+def reads_whole_tokens(site: Site, width: int, layer: nn.Module) -> bool:
     """Whether a layer reads all channels of a norm, once or several times side by side."""
     times = 1 if site.channels is None else len(site.channels) // width
     return getattr(layer, 'groups', 1) == 1 and site.channels in (None, times * tuple(range(width)))

@@ -25,26 +25,21 @@ class Run:
 
     def with_hidden_states(self) -> Run:
         """The same call of a model of transformers, which also returns the tokens between its layers, if it can."""
-        example = self.example if isinstance(self.example, dict) else dict(zip(('pixel_values', ), (self.example, ),
-                                                                              strict=True))
+        example = self.example if isinstance(self.example, dict) else dict(pixel_values=self.example)
         return Run({**example, 'output_hidden_states': True}, is_required=False)
 
     def __call__(self, model: nn.Module, dtype: torch.dtype | None = None):
         """Returns the outputs of the model on the example, cast to `dtype`."""
-        with KeepsPrecision() if dtype == torch.float64 else nullcontext():
-            return self._call(model, dtype)
-
-    def _call(self, model: nn.Module, dtype: torch.dtype | None):
-        if callable(self.example):
-            return self.example(model)
-
         def copied(tensor: Tensor) -> Tensor:  # the model may write to it
             return tensor.detach().to(dtype if tensor.is_floating_point() else None, copy=True)
 
-        example = map_tensors(copied, self.example)
-        if isinstance(example, dict):
-            return model(**example)
-        return model(*example) if isinstance(example, tuple) else model(example)
+        with KeepsPrecision() if dtype == torch.float64 else nullcontext():
+            if callable(self.example):
+                return self.example(model)
+            example = map_tensors(copied, self.example)
+            if isinstance(example, dict):
+                return model(**example)
+            return model(*example) if isinstance(example, tuple) else model(example)
 
 
 class KeepsPrecision(TorchFunctionMode):

@@ -29,11 +29,6 @@ class Use(NamedTuple):
     def obstacle(self) -> Obstacle:
         return Obstacle(self.code, self.part, self.detail)
 
-    @property
-    def is_padding(self) -> bool:
-        """Whether the consumer would be a linear layer if the padding were not zeros."""
-        return self.code in ('mixed', 'padded convolution', 'maybe padded')
-
 
 @dataclass(frozen=True)
 class Site:

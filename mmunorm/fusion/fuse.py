@@ -19,13 +19,14 @@ from .folds import Fold
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
+from .record import Trace
 from .report import PLAIN, FusionReport, by_reason
 from .rewrite import apply
 from .rules import check_names
 from .scopes import hugging_face_models
 from .streams import find_streams
 from .targets import fold_of
-from .trace import Trace, trace
+from .trace import trace
 from .verify import check_rounding, verify
 
 _MOST_IMAGES = 512  # of calibration

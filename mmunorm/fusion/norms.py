@@ -2,11 +2,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from ..compat import rms_norm
 from ..norms.layers import ONLINE_NORMS, has_affine
 from ..norms.replace import is_layer_norm, is_rms
 from .obstacles import Obstacle
@@ -32,13 +30,6 @@ def statistic_of(norm: nn.Module) -> str:
     if is_rms(norm):
         return 'mean_square'
     return 'variance' if is_layer_norm(norm) else ''
-
-
-def standardize(x: Tensor, statistic: str, eps: float | None) -> Tensor:
-    """`x` `(..., C)` divided by the deviation or root mean square of each token; a deviation subtracts the mean."""
-    if statistic == 'variance':
-        return F.layer_norm(x, x.shape[-1:], eps=eps)
-    return rms_norm(x, None, eps) if statistic else x
 
 
 def affine_of(norm: nn.Module) -> Affine:

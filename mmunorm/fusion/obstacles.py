@@ -83,7 +83,6 @@ TEXTS = {
     'groups': '{part} is a convolution with groups',
     'reader': 'it is read by {part}, which {cause}',
     'writer': 'it is written by {part}, which {cause}',
-    'read twice': '{part} is consumed by {detail}, too',
     'layer scales': 'several layers are multiplied by {part}',
     'zero scale': '{part} has channels of 0',
     'maps': '{part} returns maps, which would need a convolution of their own',
@@ -91,8 +90,6 @@ TEXTS = {
     'marker': '{part} is padded, and has channels of scale 0',
     'half': '{detail}',
     'stream differs': '{detail} if it has another basis',
-    # An attention.
-    'attention': 'its queries, keys or values are not rows of linear layers alone',
 }
 
 

@@ -53,12 +53,11 @@ class FusionReport:
         if self.unseen:
             lines.append(f'no example reached {_listed(self.unseen)}')
         lines += self.notes
+        kept, folded, reduced = ([(fold.norm, fold.kind, fold.where) for fold in folds]
+                                 for folds in (self.kept, self.folded, self.reduced))
         not_rotated = [(fold.norm, fold.kind, str(fold.not_rotated)) for fold in self.reduced if fold.not_rotated]
-        for title, rows in (('kept', [(fold.norm, fold.kind, fold.where) for fold in self.kept]),
-                            ('not rotated', not_rotated),
-                            ('folded', [(fold.norm, fold.kind, fold.where) for fold in self.folded]),
-                            (f'now {PLAIN}', [(fold.norm, fold.kind, fold.where) for fold in self.reduced])):
-            rows = by_reason(rows) if title in ('kept', 'not rotated') else rows
+        for title, rows in (('kept', by_reason(kept)), ('not rotated', by_reason(not_rotated)), ('folded', folded),
+                            (f'now {PLAIN}', reduced)):
             if rows:
                 widths = [max(len(row[i]) for row in rows) for i in (0, 1)]
                 lines += ['', f'{title}:']

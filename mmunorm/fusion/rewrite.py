@@ -141,13 +141,12 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
         shift = shift.repeat(weight.shape[1] // len(shift))
     groups = len(shift) // weight.shape[1]
 
-    def by_output(values: Tensor) -> Tensor:
-        values = values.view(groups, -1).repeat_interleave(len(weight) // groups, 0)
-        return values.view(*weight.shape[:2], *trailing)
+    def times(values: Tensor) -> Tensor:
+        """The weight times a value for each of its inputs."""
+        return (wide.unflatten(0, (groups, -1)) * values.view(groups, 1, -1, *trailing)).flatten(0, 1)
 
-    shifts = (wide * by_output(shift)).flatten(1).sum(1)
-    _change_biases(model, vectors, None, shifts)
-    folded = _times(scale.mT, wide, 1) if scale.dim() > 1 else wide * by_output(scale)
+    _change_biases(model, vectors, None, times(shift).flatten(1).sum(1))
+    folded = _times(scale.mT, wide, 1) if scale.dim() > 1 else times(scale)
     if fill is not None and fill.marker >= 0:
         cancelled = fill.cancelled.to(weight.device)
         folded[:, fill.marker] = -wide[:, cancelled] @ shift[cancelled]
@@ -306,10 +305,10 @@ def _scopes(plan: FoldPlan) -> dict[str, str]:
             scopes[fold.norm] = _scope(plan, fold.norm, layers, chains)
     for rotation in plan.rotations:
         stream = rotation.stream
-        sources = {'norm': 'written norm'}
         layers = [part.name for part in (*stream.readers, *stream.writers)]
-        keys = [(sources.get(writer.kind, writer.kind), join(writer.name, writer.site.weight) if writer.site else
+        keys = [(writer.kind.replace('norm', 'written norm'), join(writer.name, writer.site.weight) if writer.site else
                  writer.name) for writer in stream.writers]
+        keys += [('scaled', writer.scale) for writer in stream.writers]
         chains = [plan.receivers[key] for key in keys if key in plan.receivers]
         for norm in stream.norms:
             scopes[norm] = _scope(plan, norm, layers, chains)

@@ -11,9 +11,9 @@ from .folds import Reader, Stream, Writer
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
+from .record import Layer, Trace
 from .tags import NOTHING, Source
 from .targets import site_of
-from .trace import Layer, Trace
 
 # What a stream may go through: linear functions that are the same for all channels.
 _LINEAR = ('sum', 'scale', 'maybe padded', 'padded convolution', 'mixed', 'norm', 'other norm')
@@ -21,31 +21,21 @@ _LINEAR = ('sum', 'scale', 'maybe padded', 'padded convolution', 'mixed', 'norm'
 
 def find_streams(trace: Trace, plan: FoldPlan) -> list[Stream]:
     """The residual streams of a model whose norms have folds, in the order in which their norms ran."""
-    groups = _Groups(trace)
-    names = dict.fromkeys(groups.root_of(number) for name in plan.chains for number in trace.reads.get(name, ())
-                          if number >= 0)
-    return [stream for root in names if (stream := _stream(groups.members[root], trace, plan)) is not None]
+    sources, parents = trace.sources, list(range(len(trace.sources.all)))
 
-
-class _Groups:
-    """Sources that were added to each other, or are read by one layer or norm."""
-
-    def __init__(self, trace: Trace):
-        self._trace, self._parents = trace, list(range(len(trace.sources.all)))
-        for a, b in trace.joined:
-            self._parents[self._find(a)] = self._find(b)
-        self.members: dict[int, list[Source]] = {}
-        for index, source in enumerate(trace.sources.all):
-            self.members.setdefault(self._find(index), []).append(source)
-
-    def _find(self, index: int) -> int:
-        while self._parents[index] != index:
-            index = self._parents[index]
+    def root(index: int) -> int:
+        while parents[index] != index:
+            index = parents[index]
         return index
 
-    def root_of(self, number: int) -> int:
-        """The group of a number."""
-        return self._find(int(self._trace.sources.index[self._trace.sources.written[number]]))
+    for a, b in trace.joined:  # added to each other, or read by one layer or norm
+        parents[root(a)] = root(b)
+    members: dict[int, list[Source]] = {}
+    for index, source in enumerate(sources.all):
+        members.setdefault(root(index), []).append(source)
+    read = [number for name in plan.chains for number in trace.reads.get(name, ()) if number >= 0]
+    roots = dict.fromkeys(root(index) for index in sources.index[sources.written[read]].tolist())
+    return [stream for index in roots if (stream := _stream(members[index], trace, plan)) is not None]
 
 
 def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | None:
@@ -125,11 +115,11 @@ def _add_layer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan, sca
         stream.writers.append(Writer('layer', layer.owner, site_of(layer, True), scale))
     if len(layers) != 1 or len(layers[0].outputs) != len(source.numbers):
         return Obstacle('parts', source.name)
-    return _layer_obstacle(layers[0], plan, 'writer')
+    return change_obstacle(layers[0], plan, 'writer')
 
 
-def _layer_obstacle(layer: Layer, plan: FoldPlan, kind: str) -> Obstacle | None:
-    """Why a layer cannot write or read another basis, or None."""
+def change_obstacle(layer: Layer, plan: FoldPlan, kind: str) -> Obstacle | None:
+    """Why a layer, a 'writer' or 'reader', cannot write or read another basis, or None."""
     if layer.obstacle:
         return Obstacle(kind, layer.owner, cause=layer.obstacle)
     module = plan.modules[layer.owner]
@@ -145,7 +135,7 @@ def _layer_reader_obstacle(layer: Layer, plan: FoldPlan) -> Obstacle | None:
     if not layer.owner or not (is_layer(plan.modules[layer.owner]) or isinstance(plan.modules[layer.owner],
                                                                                 nn.MultiheadAttention)):
         return Obstacle('reader', layer.owner or 'a layer', cause=Obstacle('computed weight'))
-    return _layer_obstacle(layer, plan, 'reader')
+    return change_obstacle(layer, plan, 'reader')
 
 
 def _add_norm(stream: Stream, name: str, plan: FoldPlan) -> Obstacle | None:

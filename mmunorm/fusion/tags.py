@@ -2,18 +2,20 @@
 
 Each channel has a number, and the number two values: a positive and a negative one, in another order. A tag is a pair
 of tensors filled with these values. A function is applied to both: where it moves elements, or averages elements of one
-channel, both still show the same number. Where it does anything else, they do not. Each element adds a fraction to its
-values, of opposite sign in the two tensors, so that a maximum is not taken for an average.
+channel, both still show the same number. Where it does anything else, they do not. No function that is followed takes
+a maximum, which would look like an average (see `operators`).
 """
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+Numbers = np.ndarray
 NOTHING, MIXED = -1, -2  # elements that depend on no tagged tensor, and those that were computed from one
 _STEP = 4096  # between the values of two channels
 _SAMPLE = 2**13  # elements
@@ -49,122 +51,92 @@ class Sources:
     def finish(self) -> None:
         """Makes the tables, once all sources are known."""
         self._starts = [source.numbers.start for source in self.all]
-        sizes = torch.tensor([len(source.numbers) for source in self.all])
-        self.index = torch.arange(len(self.all)).repeat_interleave(sizes)
-        self.channel = torch.arange(self.size) - torch.tensor(self._starts)[self.index]
+        self.index = np.repeat(np.arange(len(self.all)), [len(source.numbers) for source in self.all])
+        self.channel = np.arange(self.size) - np.array(self._starts, int)[self.index]
         # The number of a channel once it was written to a residual stream.
-        self.written = torch.arange(self.size)
+        self.written = np.arange(self.size)
         for kind, written in (('norm', 'written norm'), ('parameter', 'token')):
             for source in self.all:
                 if source.kind == kind and (written, source.name) in self.of:
                     start = self.of[written, source.name].numbers.start
                     self.written[source.numbers.start:source.numbers.stop] += start - source.numbers.start
+        generator = np.random.default_rng(0)
+        orders = np.stack([np.arange(self.size), generator.permutation(self.size)]) + 1
+        first, second = (orders * _STEP + generator.integers(_STEP // 4, 3 * _STEP // 4, orders.shape)).astype(float)
+        self.values = first, -second
 
     def at(self, number: int) -> tuple[Source, int]:
         """The source and the channel of a number."""
         source = self.all[bisect_right(self._starts, number) - 1]
         return source, number - source.numbers.start
 
+    def read(self, a: Numbers, b: Numbers) -> Numbers:
+        """The number of each element of a pair, or `NOTHING` or `MIXED`."""
+        first, second = self.values
+        with np.errstate(invalid='ignore'):  # a mask of -inf
+            nearest = np.clip((a / _STEP).astype(int) - 1, 0, self.size - 1)
+        is_tag = (np.abs(a - first[nearest]) < 1e-3) & (np.abs(b - second[nearest]) < 1e-3)
+        return np.where(is_tag, nearest, np.where(a == b, NOTHING, MIXED))
+
 
 class Tag:
-    """The pair of tensors beside a tensor."""
-    __slots__ = ('first', 'second', '_tags', '_numbers')
+    """What goes beside a tensor: the number of each of its elements, or the pair of tensors that shows them."""
 
-    def __init__(self, tags: Tags, first: Tensor, second: Tensor, numbers: Tensor | None = None):
-        self._tags, self.first, self.second, self._numbers = tags, first, second, numbers
+    def __init__(self, sources: Sources, numbers: Numbers | None = None, pair: tuple[Tensor, Tensor] | None = None):
+        self._sources = sources
+        if numbers is not None:
+            self.numbers = numbers
+        if pair is not None:
+            self.pair = pair
 
-    @property
-    def numbers(self) -> Tensor:
-        """The number of each element, or `NOTHING` or `MIXED`."""
-        if self._numbers is None:
-            self._numbers = self._tags.read(self.first, self.second)
-        return self._numbers
+    @cached_property
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Tensors of float64."""
+        (numbers, ), shape = unrepeated(self.numbers), self.numbers.shape
+        return tuple(torch.from_numpy(np.where(numbers >= 0, values[numbers], 0.)).expand(shape).contiguous()
+                     for values in self._sources.values)
 
-    def sample(self) -> Tensor:
+    @cached_property
+    def numbers(self) -> Numbers:
+        """The number of each element, or `NOTHING` or `MIXED`; read-only."""
+        return np.broadcast_to(self._sources.read(*unrepeated(*self._arrays())), self.pair[0].shape)
+
+    @cached_property
+    def sample(self) -> Numbers:
         """The numbers of some elements, in one dimension."""
-        if self._numbers is not None:
-            return _sample(self._numbers)[0]
-        return self._tags.read(*_sample(self.first, self.second))
+        return _sample(self.numbers)[0] if 'numbers' in vars(self) else self._sources.read(*_sample(*self._arrays()))
+
+    @cached_property
+    def found(self) -> list[int]:
+        """The numbers in the sample, except `NOTHING` and `MIXED`."""
+        return np.unique(self.sample[self.sample >= 0]).tolist()
+
+    @cached_property
+    def sources(self) -> list[int]:
+        """The indices of their sources."""
+        return np.unique(self._sources.index[self.found]).tolist()
+
+    def _arrays(self) -> list[Numbers]:
+        return [values.cpu().numpy() for values in self.pair]
 
 
-class Tags:
-    """The values of the numbers from 0 to `size`, excluded."""
-
-    def __init__(self, size: int):
-        generator = torch.Generator().manual_seed(0)
-
-        def values(order: Tensor) -> Tensor:
-            offsets = torch.randint(_STEP // 4, 3 * _STEP // 4, (size, ), generator=generator)
-            return ((order + 1) * _STEP + offsets).double()
-
-        self._values = values(torch.arange(size)), -values(torch.randperm(size, generator=generator))
-        self._fractions = torch.empty(0)
-
-    def tag(self, numbers: Tensor, size: Iterable[int], device: torch.device) -> Tag:
-        """The tag of a tensor of this size, whose elements have these numbers; `numbers` may be broadcast."""
-        size = torch.Size(size)
-        if len(self._fractions) < size.numel():
-            positions = torch.arange(size.numel(), dtype=torch.float64)
-            self._fractions = positions.mul_(0.6180339887498949).frac_().div_(4)
-        fractions = self._fractions[:size.numel()].view(size)
-        first, second = self.untagged_values(numbers)
-        nothing = numbers == NOTHING
-        return Tag(self, (first + fractions.where(~nothing, fractions.new_zeros(()))).to(device),
-                   (second - fractions.where(~nothing, fractions.new_zeros(()))).to(device), numbers.expand(size))
-
-    def untagged_values(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """The values of numbers, 0 for `NOTHING`."""
-        valid = numbers.clamp(min=0)
-        return tuple(values[valid].where(numbers >= 0, values.new_zeros(())) for values in self._values)
-
-    def along(self, numbers: range, like: Tensor, axis: int, is_exact: bool = False) -> Tag:
-        """The tag of a tensor like `like`, whose dimension `axis` is the channels of these numbers.
-
-        `is_exact` adds no fractions, as a tag of a parameter needs that is broadcast.
-        """
-        shape = [1] * like.dim()
-        shape[axis] = -1
-        numbers = torch.arange(numbers.start, numbers.stop).view(shape)
-        if not is_exact:
-            return self.tag(numbers, like.shape, like.device)
-        return Tag(self, *(values.to(like.device).expand(like.shape) for values in self.untagged_values(numbers)),
-                   numbers.expand(like.shape))
-
-    def read(self, a: Tensor, b: Tensor) -> Tensor:
-        """The number of each element of a pair, or `NOTHING` or `MIXED`, on the CPU."""
-        a, b = a.cpu(), b.cpu()
-        if a.dtype != torch.float64:
-            return torch.where(a == b, NOTHING, MIXED)
-        first, second = self._values
-        numbers = (a / _STEP).long().sub_(1).clamp_(0, len(first) - 1)
-        off = a - first[numbers]
-        is_tag = (off.abs() < 1) & ((off + b - second[numbers]).abs() < 1e-3)
-        return torch.where(is_tag, numbers, torch.where(a == b, NOTHING, MIXED))
-
-    def moved(self, pair: tuple[Tensor, Tensor]) -> Tag | None | bool:
-        """The tag of what a function made of a tag; None if no element depends on it, False if it is mixed."""
-        a, b = pair
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        if torch.equal(a, b):
-            return None
-        tag = Tag(self, a, b)
-        return False if bool((tag.sample() == MIXED).any()) else tag
+def unrepeated(*arrays: Numbers) -> list[Numbers]:
+    """Arrays of one shape, with a size of 1 in each dimension along which none of them changes."""
+    for dim, size in enumerate(arrays[0].shape):
+        if size > 1 and all(_is_constant(array, dim) for array in arrays):
+            arrays = tuple(array.take([0], dim) for array in arrays)
+    return list(arrays)
 
 
-def mapped(function: Callable[[Tensor], object], tag: Tag) -> Tag:
-    """A tag after a function that moves elements."""
-    numbers = tag._numbers
-    return Tag(tag._tags, function(tag.first), function(tag.second), None if numbers is None else function(numbers))
+def _is_constant(array: Numbers, dim: int) -> bool:
+    first = array.take([0], dim)
+    return not array.strides[dim] or np.array_equal(first, array.take([-1], dim)) and bool((array == first).all())
 
 
-def _sample(*tensors: Tensor) -> list[Tensor]:
-    """The same elements of tensors of one shape."""
-    for dim in range(tensors[0].dim()):
-        if tensors[0].shape[dim] > 1 and not any(tensor.stride(dim) for tensor in tensors):  # repetitions
-            tensors = [tensor.narrow(dim, 0, 1) for tensor in tensors]
-    flat = [tensor.flatten() for tensor in tensors]
+def _sample(*arrays: Numbers) -> list[Numbers]:
+    """The same elements of arrays of one shape."""
+    flat = [array.ravel() for array in unrepeated(*arrays)]
     if len(flat[0]) <= _SAMPLE:
         return flat
-    some = torch.arange(_SAMPLE, device=flat[0].device) * 1_000_003 % len(flat[0])
-    return [tensor[some] for tensor in flat]
+    some = np.arange(_SAMPLE) * 1_000_003 % len(flat[0])
+    return [array[some] for array in flat]

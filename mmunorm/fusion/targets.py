@@ -7,9 +7,10 @@ from .folds import Fold, Site, Use
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
-from .trace import Layer, Trace
+from .record import Layer, Trace
 
-# What zeros do to a LayerNorm or RMSNorm that is folded: its layers tell them from tokens, see `basis`.
+# Consumers that would be linear layers if the padding were not zeros. Layers that a LayerNorm or RMSNorm is folded into
+# tell zeros from tokens, see `basis`.
 _ZEROS = ('mixed', 'padded convolution', 'maybe padded')
 
 
@@ -79,7 +80,7 @@ def _place(fold: Fold, trace: Trace, plan: FoldPlan) -> None:
     is_marked = is_online and not any(use.code == 'joined' for use in uses)
     obstacles = [use for use in uses if use not in allowed and not (
         use.code in _ZEROS and (can_fill or is_marked)) and use.code != 'joined']
-    use = next(iter(sorted(obstacles, key=lambda use: use.is_padding)), None)
+    use = next(iter(sorted(obstacles, key=lambda use: use.code in _ZEROS)), None)
     problem = None if use else layer_use(readers, trace, plan)
     if use is None and problem is None and (readers or allowed):
         fold.joint, fold.is_padded = joint, is_online and bool(padding or any(use.code in _ZEROS for use in uses))

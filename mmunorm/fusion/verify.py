@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from ..modules import tensors_in
 from .examples import Run, copy_of
-from .folds import Fold, JointFold
+from .folds import Fold, JointFold, StreamBasis
 from .obstacles import Obstacle
 from .plan import FoldPlan
 from .rewrite import apply
@@ -63,12 +64,8 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
                 part.obstacle = None if unit in chosen else Obstacle('left out')
         return _difference(plan, runs, dtype)
 
-    def with_rotations(chosen: Sequence) -> float | None:
-        plan.rotations = list(chosen)
-        return _difference(plan, runs, dtype)
-
-    def with_attentions(chosen: Sequence) -> float | None:
-        plan.attentions = list(chosen)
+    def with_only(kind: str, chosen: Sequence) -> float | None:
+        setattr(plan, kind, list(chosen))
         return _difference(plan, runs, dtype)
 
     difference, reasons = _bisect(units, with_folds)
@@ -77,18 +74,18 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
             has_rule = isinstance(part, JointFold) or bool(part.pads or part.joint)
             part.obstacle = Obstacle('differs, rule' if has_rule else 'differs', detail=reasons[id(unit)])
     if rotations:
-        difference, reasons = _bisect(rotations, with_rotations)
-        _take_back(plan, [rotation for rotation in rotations if id(rotation) in reasons],
-                   lambda rotation: Obstacle('stream differs', detail=reasons[id(rotation)]))
+        difference, reasons = _bisect(rotations, partial(with_only, 'rotations'))
+        for rotation in rotations:
+            if id(rotation) in reasons:
+                _take_back(plan, rotation, Obstacle('stream differs', detail=reasons[id(rotation)]))
     if attentions:
-        difference, _ = _bisect(attentions, with_attentions)
+        difference, _ = _bisect(attentions, partial(with_only, 'attentions'))
     return difference
 
 
-def _take_back(plan: FoldPlan, rotations: Iterable, obstacle: Callable[[object], Obstacle]) -> None:
-    for rotation in rotations:
-        for name in rotation.norms:
-            plan.folds[name].not_rotated = obstacle(rotation)
+def _take_back(plan: FoldPlan, rotation: StreamBasis, obstacle: Obstacle) -> None:
+    for name in rotation.norms:
+        plan.folds[name].not_rotated = obstacle
 
 
 @torch.no_grad()
@@ -118,7 +115,8 @@ def check_rounding(plan: FoldPlan, runs: Sequence[Run]) -> float | None:
             rotated, plan.rotations = plan.rotations, []
             name = str(half).removeprefix('torch.')
             detail = f'in {name} the error of the model grows from {before:.1e} to {after:.1e}'
-            _take_back(plan, rotated, lambda rotation: Obstacle('half', detail=detail))
+            for rotation in rotated:
+                _take_back(plan, rotation, Obstacle('half', detail=detail))
             after = _error(outputs(folded(), half), exact)
         return after
     return None

@@ -254,15 +254,11 @@ def test_an_example_of_keywords_in_bfloat16():
     models.assert_equal(models.outputs(model, x), before, 0.1)
 
 
-class Flip(nn.Module):
-    def forward(self, x):
-        return x.flip(1)
-
-
 @pytest.mark.parametrize('others, why', [
     ([nn.Conv2d(4, 2, 1)], ''),
     ([nn.Conv2d(4, 2, 1, groups=2)], 'it mixes channels, which cannot be folded into its neighbor 1'),
-    ([Flip(), nn.Conv2d(4, 2, 1)], 'it mixes channels, which cannot be folded into its neighbor 2'),
+    ([Block(lambda self, x: x.flip(1), {}), nn.Conv2d(4, 2, 1)],
+     'it mixes channels, which cannot be folded into its neighbor 2'),
     ([nn.ReLU(), nn.Conv2d(4, 2, 1)], 'it mixes channels, which cannot be folded into its neighbor before')])
 def test_a_norm_that_mixes_channels(others, why):
     model = nn.Sequential(LightNorm2d(4), *others)

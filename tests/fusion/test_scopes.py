@@ -16,6 +16,7 @@ from mmunorm.fusion import allow_partial_calls, streams_of
 from mmunorm.fusion.scopes import held_norms
 
 from . import models
+from .blocks import Block
 
 X = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 REFUSED = '^a part of the folded model runs without all of VisionTransformer: it may return tokens that lack a norm'
@@ -43,12 +44,11 @@ def loaded(model):
     return load_folded('folded.pth', vit())
 
 
-@pytest.mark.parametrize('get', [
-    copy.deepcopy, pickled, loaded, lambda model: copy.deepcopy(model).half().float(), nn.DataParallel,
-    lambda model: torch.compile(model, backend='eager')],
-    ids=['copy', 'pickled', 'loaded', 'half', 'parallel', 'compiled'])
-@pytest.mark.parametrize('norm_cfg, rotate', [(None, None), (None, 'hadamard'), (models.UN, None),
-                                              (models.UN, 'hadamard')], ids=['LN', 'LN_rotated', 'UN', 'UN_rotated'])
+@pytest.mark.parametrize('get, norm_cfg, rotate', [
+    (copy.deepcopy, None, None), (pickled, None, 'hadamard'), (loaded, None, None), (loaded, None, 'hadamard'),
+    (pickled, models.UN, None), (loaded, models.UN, None), (copy.deepcopy, models.UN, 'hadamard'),
+    (lambda model: copy.deepcopy(model).half().float(), None, 'hadamard'), (nn.DataParallel, models.UN, None),
+    (lambda model: torch.compile(model, backend='eager'), None, 'hadamard')])
 def test_methods_that_skip_the_layers_of_a_norm_are_refused(get, norm_cfg, rotate, in_a_folder):
     folded = vit(norm_cfg)
     report = fuse_norms(folded, rotate=rotate)
@@ -97,28 +97,23 @@ def test_what_an_example_calls_stays(name):
     torch.testing.assert_close((model(X), PARTS[name](model)), (before(X), PARTS[name](before)), rtol=1e-4, atol=1e-4)
 
 
-class Outer(nn.Module):
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.head = inner, nn.Linear(16, 3)
-
-    def forward(self, x):
-        return self.head(self.inner.forward_features(x)[:, 0])
+def outer(inner):
+    return Block(lambda self, x: self.head(self.inner.forward_features(x)[:, 0]),
+                 dict(inner=inner, head=nn.Linear(16, 3))).eval()
 
 
 def test_the_scope_is_what_was_folded():
     """A model whose features another takes: folded alone it is refused, and together with the other it is not."""
     inner = vit(models.UN)
-    together = Outer(copy.deepcopy(inner)).eval()
+    together = outer(copy.deepcopy(inner))
     before = together(X)
     fuse_norms(together, example=X, strict=True)
     torch.testing.assert_close(together(X), before)
-    with pytest.raises(RuntimeError, match='runs without all of Outer'):
+    with pytest.raises(RuntimeError, match='runs without all of Block'):
         together.inner.forward_features(X)
     fuse_norms(inner, strict=True)
     with pytest.raises(RuntimeError, match=REFUSED):
-        Outer(inner)(X)
+        outer(inner)(X)
 
 
 def test_parts_of_other_packages():
@@ -229,34 +224,19 @@ def test_save_pretrained_is_refused():
             one.save_pretrained('folder')
 
 
-class Pooled(nn.Module):
+def pooled(self, x):
     """Returns its normalized tokens, and a layer of one of them, as transformers' models with a pooler do."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed, self.norm, self.pooler = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        tokens = self.norm(self.embed(x))
-        return tokens, self.pooler(tokens[:, 0])
-
-
-class UsesOne(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.pooled = Pooled()
-
-    def forward(self, x):
-        return self.pooled(x)[1].relu()
+    tokens = self.norm(self.embed(x))
+    return tokens, self.pooler(tokens[:, 0])
 
 
 def test_outputs_that_the_model_does_not_use_are_refused():
-    model, x = models.randomize(UsesOne().eval()), torch.randn(2, 3, 8)
-    before = model(x)
+    part = Block(pooled, dict(embed=nn.Linear(8, 16), norm=nn.LayerNorm(16), pooler=nn.Linear(16, 4)))
+    model, x = Block(lambda self, x: self.pooled(x)[1].relu(), dict(pooled=part)), torch.randn(2, 3, 8)
+    before = models.randomize(model)(x)
     assert fuse_norms(model, example=x).reduced[0].where == 'pooled.pooler'
     torch.testing.assert_close(model(x), before)
-    with pytest.raises(RuntimeError, match='runs without all of UsesOne'):
+    with pytest.raises(RuntimeError, match='runs without all of Block'):
         model.pooled(x)
 
 
@@ -310,26 +290,15 @@ def read_back(model, folder):
     return load_folded(folder / 'folded.pth', make())
 
 
-class Pass(nn.Module):
-
-    def forward(self, x):
-        return x
-
-
-class Cosine(nn.Module):
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(7, 16))
-
-    def forward(self, x):
-        return nn.functional.linear(nn.functional.normalize(x), self.weight)
+def cosine(self, x):
+    return nn.functional.linear(nn.functional.normalize(x), self.weight)
 
 
 @pytest.mark.parametrize('replace', [
     lambda model: model.reset_classifier(0), lambda model: model.reset_classifier(7),
-    lambda model: setattr(model, 'head', nn.Linear(16, 3)), lambda model: setattr(model, 'head', Pass()),
-    lambda model: setattr(model, 'head', Cosine()),
+    lambda model: setattr(model, 'head', nn.Linear(16, 3)),
+    lambda model: setattr(model, 'head', Block(lambda self, x: x, {})),
+    lambda model: setattr(model, 'head', Block(cosine, dict(weight=nn.Parameter(torch.randn(7, 16))))),
     lambda model: setattr(model, 'head', nn.Sequential(nn.Dropout(), nn.Linear(16, 3)))],
     ids=['reset_to_0', 'reset_to_7', 'other_layer', 'pass', 'cosine', 'sequential'])
 @pytest.mark.parametrize('get', [lambda model, _: copy.deepcopy(model), lambda model, _: pickled(model), read_back],
@@ -346,33 +315,20 @@ def test_another_layer_is_a_warning_once(get, replace, folded, tmp_path):
         model(x)
 
 
-def test_a_head_that_is_replaced_one_level_higher_is_a_warning():
+def test_another_norm_and_a_head_that_is_replaced_one_level_higher_are_warnings():
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Sequential(nn.Linear(16, 3), nn.ReLU())).eval()
     fuse_norms(models.randomize(model), example=torch.randn(2, 8))
-    model[2] = nn.Identity()
-    with pytest.warns(UserWarning, match='^2.0 of Sequential was replaced after folding'):
-        model(torch.randn(2, 8))
-
-
-def test_another_norm_is_a_warning(folded):
-    model = copy.deepcopy(folded)
-    model.norm = nn.LayerNorm(16)
-    with pytest.warns(UserWarning, match='^norm of VisionTransformer was replaced after folding. head still holds'):
-        model(torch.randn(1, 3, 16, 16))
-
-
-class Wrapper(nn.Module):
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer, self.other = layer, nn.Linear(2, 2)
-
-    def forward(self, x):
-        return self.layer(x)
+    for name, new, why in ((1, nn.LayerNorm(16), '1 of Sequential was replaced after folding. 2.0 still holds'),
+                           (2, nn.Identity(), '2.0 of Sequential was replaced after folding')):
+        twin = copy.deepcopy(model)
+        twin[name] = new
+        with pytest.warns(UserWarning, match=f'^{why}'):
+            twin(torch.randn(2, 8))
 
 
 @pytest.mark.parametrize('new', [
-    Wrapper, copy.deepcopy, lambda layer: copy.deepcopy(layer).double().float(),
+    lambda layer: Block(lambda self, x: self.layer(x), dict(layer=layer, other=nn.Linear(2, 2))),
+    copy.deepcopy, lambda layer: copy.deepcopy(layer).double().float(),
     lambda layer: torch.ao.quantization.quantize_dynamic(nn.Sequential(layer), dtype=torch.qint8)[0]],
     ids=['wrapper', 'copy', 'double', 'quantized'])
 @pytest.mark.filterwarnings('ignore::DeprecationWarning')

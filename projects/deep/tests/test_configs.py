@@ -43,8 +43,10 @@ def test_depth_and_scheme_are_options(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('name', 'options'), [
-    ('deit_s_un_imagenet', ['model.backbone.arch.num_layers=2', 'model.backbone.residual_cfg.type=BranchNorm',
-                            'model.backbone.residual_cfg.warmup_iters=9']),
+    ('deit_s_un_imagenet', [
+        'model.backbone.arch.num_layers=2', 'model.backbone.arch.embed_dims=24', 'model.backbone.arch.num_heads=2',
+        'model.backbone.arch.feedforward_channels=24', 'model.head.in_channels=24',
+        'model.backbone.residual_cfg.type=BranchNorm', 'model.backbone.residual_cfg.warmup_iters=9']),
     pytest.param('vit_un_classifier', [], marks=pytest.mark.grid),
     pytest.param('swin_t_un_res_post_norm_imagenet', [], marks=pytest.mark.grid)])
 def test_trains_and_tests_one_step(name, options, in_a_folder, tmp_path):

@@ -29,6 +29,7 @@ class TranslationModel(BaseModel):
     """
 
     stress_obstacle = 'token ids'  # for projects/paper/tools/compare_norms.py --stress
+    extra_length = 20  # tokens that a translation may have beyond twice those of its source
 
     def __init__(self, backbone: dict, label_smoothing: float = 0.1, beam: int = 4, length_penalty: float = 1.,
                  **kwargs):
@@ -76,9 +77,9 @@ class TranslationModel(BaseModel):
     def translate(self, source: Tensor) -> list[list[Hypothesis]]:
         """The best translations of sources `(N, S)`: see :func:`projects.translation.translation.search.beam_search`.
 
-        The maximum length of a translation is twice that of its source plus 20 tokens.
+        The maximum length of a translation is twice that of its source plus `extra_length` tokens.
         """
-        limits = [2 * length + 20 for length in source.ne(PAD).sum(dim=1).tolist()]
+        limits = [2 * length + self.extra_length for length in source.ne(PAD).sum(dim=1).tolist()]
         with torch.no_grad():
             return beam_search(CachedDecoder(self.backbone, source), limits, self.beam, self.length_penalty)
 
