@@ -25,9 +25,6 @@ def parse_args(argv=None):
     parser.add_argument('--fuse', action='store_true',
                         help='fold the norms of the model first: of LayerNorms the weights')
     parser.add_argument('--save', metavar='FILE', help='with --fuse: write the folded checkpoint to this file')
-    parser.add_argument('--tta', action='store_true',
-                        help="test-time augmentation: the config's tta_model and tta_pipeline, by default the mean of "
-                        'an image and its mirror image')
     parser.add_argument('--out', help='write the predictions to this pickle file (.pkl)')
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', help='write images with predictions to this folder')
@@ -90,8 +87,6 @@ def main(argv=None):
         out_file(args.out, '--out', args.checkpoint)
     if args.save:
         out_file(args.save, '--save', args.checkpoint)
-    if args.tta:
-        training.enable_tta(cfg)
     runner = training.build_runner(cfg)
     load_weights(unwrapped_model(runner), args.checkpoint)  # mmengine would accept one of another model
     with clear_build_errors():

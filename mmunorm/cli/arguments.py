@@ -29,8 +29,7 @@ from ..utils import LocalError, PreflightError, RunError, error_text, is_first_p
 
 # What runners read of their config besides their own arguments, and what the tools read.
 _USED_KEYS = {*signature(Runner).parameters, 'activation_checkpointing', 'compile', 'efficient_conv_bn_eval',
-         'find_unused_parameters', 'model_wrapper_cfg', 'pretrained', 'runner_type', 'strategy', 'sync_bn', 'tta_model',
-         'tta_pipeline'}
+         'find_unused_parameters', 'model_wrapper_cfg', 'pretrained', 'runner_type', 'strategy', 'sync_bn'}
 
 
 def command(main):

@@ -14,12 +14,8 @@ from ..config.models import clear_build_errors
 from ..config.pretrained import pretrained_path
 from ..engine.runner import norm_counts, unwrapped_model
 from ..utils import Interrupted, PreflightError, error_text, warn
-from .data_checks import class_name, leaf_datasets
+from .data_checks import class_name
 
-# Wrappers that merge the predictions for an image and its mirror image, as in the stock tools.
-_TTA_MODELS = dict(
-    mmdet=dict(type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)),
-    mmpretrain=dict(type='mmpretrain.AverageClsScoreTTA'))
 # Variables that each launcher sets in the environment of its processes.
 _LAUNCHERS = dict(pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_LOCAL_RANK')
 
@@ -70,28 +66,6 @@ def fuse_before_test(cfg: Config) -> None:
     # A checkpoint already has the averaged weights. EMAHook would replace them by its own copy, which is not folded.
     cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks') or [] if not class_name(hook).endswith('EMAHook')]
     add_hooks(cfg, 'FuseNormsHook')
-
-
-def enable_tta(cfg: Config) -> None:
-    """Turns test-time augmentation on: the config's `tta_model` and `tta_pipeline`, or by default a flip."""
-    scope, lacking = cfg.get('default_scope'), [key for key in ('tta_model', 'tta_pipeline') if key not in cfg]
-    if lacking and scope not in _TTA_MODELS:
-        raise PreflightError(f'--tta: the config has no {lacking[0]}, and there are defaults for mmdet and mmpretrain '
-                             f'alone, not for default_scope={scope!r}.')
-    cfg.setdefault('tta_model', _TTA_MODELS.get(scope))
-    if class_name(cfg.tta_model) == 'DetTTAModel' and (cfg.model.get('roi_head') or cfg.model).get('mask_head'):
-        raise PreflightError("--tta: mmdet's DetTTAModel merges boxes, and this model has a mask head.")
-    for dataset in leaf_datasets(cfg, 'test'):
-        if 'tta_pipeline' in lacking:
-            *steps, pack = dataset.pipeline
-            if scope == 'mmdet':
-                pack = dict(type='PackDetInputs', meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape',
-                                                             'scale_factor', 'flip', 'flip_direction'))
-            flips = [dict(type='RandomFlip', prob=1.), dict(type='RandomFlip', prob=0.)]
-            dataset.pipeline = [*steps, dict(type='TestTimeAug', transforms=[flips, [pack]])]
-        else:
-            dataset.pipeline = cfg.tta_pipeline
-    cfg.model = dict(**cfg.tta_model, module=cfg.model)
 
 
 def build_runner(cfg: Config) -> Runner:

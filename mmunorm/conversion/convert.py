@@ -394,7 +394,7 @@ def _measure(model: nn.Module, batches: list, stats: dict[nn.Module, InputStats]
 
     with hooked([module for module, measured in stats.items() if len(measured.norm.normalized_shape) == 1], hook):
         for batch in batches:
-            run_checked(model, batch)
+            run(model, batch)
             bar.update()
     return {measured.norm: measured for measured in [*ran.values(), *stats.values()]}
 
@@ -428,7 +428,7 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
                     fitted[target].sums -= old
                 sums[index] = {}
                 for batch in group:
-                    _run(model, batch)
+                    run(model, batch)
                     bar.update()
     for target, measured in fitted.items():
         measured.sums = sum((group[target] for group in sums if target in group), torch.zeros_like(measured.sums))
@@ -437,32 +437,24 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
     return fitted
 
 
-def run_checked(model: nn.Module, batch) -> None:
-    """`_run`, with an error that explains batches: single images, or arrays, are likely mistakes."""
-    inputs = _inputs(batch)
+def run(model: nn.Module, batch) -> None:
+    """One forward pass, on a copy: the model may write to its inputs. The output is not needed.
+
+    An error explains batches: single images, or arrays, are likely mistakes.
+    """
+    inputs, device = batch[0] if isinstance(batch, (tuple, list)) else batch, next(model.parameters()).device
     if not isinstance(inputs, (Tensor, Mapping)):
         raise ConversionError(f'batches: a batch must be a tensor or a Mapping, got {type(inputs).__name__}')
     try:
-        _run(model, batch)
+        if isinstance(inputs, Tensor):
+            model(inputs.to(device, copy=True))
+        elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
+            model(**model.data_preprocessor(inputs, False), mode='tensor')
+        else:
+            model(**{key: value.to(device, copy=True) if isinstance(value, Tensor) else value
+                     for key, value in inputs.items()})
     except (AssertionError, IndexError, RuntimeError, ValueError) as error:
         if isinstance(error, ConversionError) or not isinstance(inputs, Tensor) or inputs.dim() != 3:
             raise
         raise ConversionError(f'batches: {type(model).__name__} does not take a tensor of {tuple(inputs.shape)}; if it '
                               f'is one image, stack images to batches of (N, C, H, W): {error_text(error)}') from error
-
-
-def _run(model: nn.Module, batch) -> None:
-    """One forward pass, on a copy: the model may write to its inputs. Its output is not needed."""
-    device, batch = next(model.parameters()).device, _inputs(batch)
-    if not isinstance(batch, Mapping):
-        model(batch.to(device, copy=True))
-    elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
-        model(**model.data_preprocessor(batch, False), mode='tensor')
-    else:
-        model(**{key: value.to(device, copy=True) if isinstance(value, Tensor) else value
-                 for key, value in batch.items()})
-
-
-def _inputs(batch):
-    """The input of the model: the first entry of a tuple or list."""
-    return batch[0] if isinstance(batch, (tuple, list)) else batch

@@ -116,11 +116,6 @@ def floating(images: Tensor, name: str) -> Tensor:
     return images
 
 
-def evenly_spaced(number: int, at_most: int) -> list[int]:
-    """Up to `at_most` evenly spaced indices below `number`."""
-    return torch.linspace(0, number - 1, min(at_most, number)).long().tolist()
-
-
 def image_warnings(batches: Iterable, few: int = FEW) -> tuple[str, ...]:
     """What is suspicious about images, such as copies of one of them, in one line each; batches of others are ignored.
 

@@ -52,10 +52,11 @@ def samples_of(batches: Sequence[dict]) -> list[dict]:
     return [dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True)]
 
 
-def read_header(path: str | os.PathLike) -> tuple[tuple[int, int], bool]:
+def read_header(path: str | os.PathLike) -> tuple[tuple[int, int] | None, bool]:
     """The size `(width, height)` of an image file, and whether its EXIF orientation turns it by a quarter.
 
-    Reads the header and the end, and all of a PNG or JPEG file that does not end as one.
+    Reads the header and the end, and all of a PNG or JPEG file that does not end as one. An image that is larger than
+    Pillow opens has the size None.
 
     Raises:
         OSError: the file is missing, empty, truncated, or not an image.
@@ -66,8 +67,10 @@ def read_header(path: str | os.PathLike) -> tuple[tuple[int, int], bool]:
             if _ENDS.get(image.format, b'') not in file.read():
                 image.load()
             return image.size, image.getexif().get(_ORIENTATION, 1) > 4
-    except (FileNotFoundError, Image.DecompressionBombError):
+    except FileNotFoundError:
         raise
+    except Image.DecompressionBombError:
+        return None, False
     except Exception as error:  # Pillow's readers may raise anything
         raise OSError(0, 'it is empty, truncated, or not an image') from error
 

@@ -85,15 +85,12 @@ def class_less(data):
 
 @pytest.mark.parametrize('change, error', [
     (without('categories', 'name'), "KeyError: name"),
-    (first('images', width=-1), 'the image 1.png has width -1 and height 30; mmdet would leave its objects out'),
     (first('images', id=2), 'two images have the id 2'),
     (first('images', width=30, height=40), '1.png has 40 x 30 pixels, and is annotated with width 30 and height 40'),
     (without('annotations', 'bbox'), 'KeyError: bbox'), (without('annotations', 'area'), 'KeyError: area'),
     (first('annotations', bbox=[math.nan, 1, 2, 3]), r'annotation 1 has the box \[nan, 1, 2, 3\]'),
     (first('annotations', bbox=[1, 1, 3]), r'annotation 1 has the box \[1, 1, 3\]'),
     (without('annotations', 'segmentation'), 'annotation 1 has no segmentation, and the config asks for masks'),
-    (every(iscrowd='0'), "annotation 1 has iscrowd '0', which must be the number 0 or 1"),
-    (first('annotations', ignore='no'), "annotation 1 has ignore 'no'"),
     (first('annotations', id=2), 'two annotations have the id 2'),
     (lambda data: data['annotations'].clear(), 'it has no objects'),
     (every(bbox=[50, 5, 9, 9]), '12 of 12 objects are left out: 12 outside of their image, the first is annotation 1'),
@@ -154,8 +151,6 @@ def test_a_damaged_file_is_named(damage, message, write):
     (without('annotations', 'segmentation'), Use(CLASSES)),
     (lambda data: data['categories'].reverse(), Use()),  # of a config that names a file of classes
     (lambda data: data['annotations'].clear(), Use(CLASSES, objects=False)),
-    (without('annotations', 'iscrowd'), Use(CLASSES)), (first('annotations', id=0), Use(CLASSES)),
-    (first('annotations', iscrowd=True), Use(CLASSES)),
     (first('annotations', ignore=1, bbox=None), Use(CLASSES)),
     (every(iscrowd=1), Use(CLASSES, objects=False)), (first('annotations', iscrowd=1), Use(CLASSES)),
     (every(bbox=[0, 0, 40, 30]), Use(CLASSES)), (every(bbox=[5, 3, 36, 28.5]), Use(CLASSES)),  # rounded, centred
@@ -214,15 +209,6 @@ def test_images_that_are_read_must_be_there(write, tmp_path):
         check_annotations(path, [used])
     path = write(lambda data: data['images'][2].update(file_name=f'{tmp_path}/sub.png'))
     assert check_annotations(path, [used]) == []
-
-
-@pytest.mark.parametrize('change', [without('annotations', 'iscrowd'), first('annotations', id=0)])
-def test_what_only_the_evaluation_needs(change, write):
-    """pycocotools fails on a missing iscrowd after the first epoch, and takes the id 0 for no match."""
-    path = write(change)
-    assert check_annotations(path, [Use(CLASSES)]) == []
-    with pytest.raises(PreflightError, match='annotation . needs an id from 1 on and iscrowd, 0 or 1, to be evaluated'):
-        check_annotations(path, [Use(CLASSES, evaluated=True)])
 
 
 # Classes and their folders
