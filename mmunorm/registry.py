@@ -52,11 +52,7 @@ def running_tool() -> str:
 
 
 def explain_missing(package: str, names: Sequence[str]) -> Callable[[str], object]:
-    """Returns the `__getattr__` of a package that lacks `names` without OpenMMLab.
-
-    Raises:
-        ImportError: one of `names` is requested; the message lists the missing packages.
-    """
+    """The `__getattr__` of a package that lacks `names` without OpenMMLab: an ImportError lists what is missing."""
     def explain(name: str):
         if MISSING and name in names:
             raise ImportError(missing_message(f'{package}.{name}'))

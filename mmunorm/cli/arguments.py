@@ -36,9 +36,8 @@ def command(main):
     """Makes a tool's `main` print an error as one line and exit with its status.
 
     That is 2 for a PreflightError, 3 for a RunError or an OSError, such as a full disk, and 130 for Ctrl+C. With
-    `--verbose`, the traceback is printed before the line.
-
-    Denormal numbers are flushed to zero. At the end of a distributed run, the process group is closed.
+    `--verbose`, the traceback is printed before the line. Denormal numbers are flushed to zero. At the end of a
+    distributed run, the process group is closed.
     """
 
     @functools.wraps(main)

@@ -39,8 +39,7 @@ _HEADERS = 100_000  # image files of a data set that are opened, evenly spread o
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
     """Checks the data sets and evaluators of `splits`, some of 'train', 'val' and 'test'; each may be missing.
 
-    Raises:
-        PreflightError: they cannot be used, or would be used in another way than the config says.
+    A PreflightError if they cannot be used, or would be used in another way than the config says.
     """
     try:
         check_classes(cfg, splits)
@@ -254,8 +253,7 @@ class Use:
 def check_annotations(path: str, uses: Iterable[Use]) -> list[str]:
     """Reads a COCO file and checks it for all of its uses; returns warnings.
 
-    Raises:
-        PreflightError: it cannot be used, or most of its objects.
+    A PreflightError if it cannot be used, or most of its objects.
     """
     uses = [*uses]
     try:

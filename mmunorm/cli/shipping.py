@@ -44,11 +44,8 @@ def run_tool(command: tuple[str, ...], cwd: str | os.PathLike | None = None) -> 
 def run_stages(stages: list[Stage], out: Path) -> dict[str, float]:
     """Runs the stages that are not done yet; returns the seconds that each took, by command.
 
-    `out/ship.json` lists the finished stages. An interrupted training resumes.
-
-    Raises:
-        PreflightError: `out` has another chain.
-        RunError: a stage failed.
+    `out/ship.json` lists the finished stages; a PreflightError if it is of another chain. An interrupted training
+    resumes. A RunError if a stage failed.
     """
     file = out / 'ship.json'
     done = json.loads(file.read_text()) if file.exists() else {}

@@ -297,11 +297,11 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> list[str]:
                 raise ConversionError(f'{role}: {name} is {weight.dtype}; train in float32, bfloat16 is used inside')
     weights, others = ({name: weight.detach() for name, weight in module.named_parameters()
                         if not name.startswith(norms)} for module in (model, teacher))
-    shapes, other_shapes = ({name: tuple(weight.shape) for name, weight in found.items()} for found in (weights, others))
-    if differing := [name for name in other_shapes | shapes if shapes.get(name) != other_shapes.get(name)]:
-        shape, other = (found.get(differing[0], 'missing') for found in (shapes, other_shapes))
-        raise ConversionError(f'teacher: has another architecture: {differing[0]} is {other} in it and {shape} in the '
-                              'model')
+    shapes, wanted = ({name: tuple(weight.shape) for name, weight in found.items()} for found in (weights, others))
+    for name in wanted | shapes:
+        if shapes.get(name) != wanted.get(name):
+            raise ConversionError(f'teacher: has another architecture: {name} is {wanted.get(name, "missing")} in it '
+                                  f'and {shapes.get(name, "missing")} in the model')
     if not any(isinstance(part, OfflineNorm) for name in norms for part in model.get_submodule(name[:-1]).modules()):
         raise ConversionError(f'model: {type(model).__name__} has no norms to adapt; call convert_norms first')
     trained = {weight.data_ptr(): name for name, weight in model.named_parameters()

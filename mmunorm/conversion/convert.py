@@ -241,8 +241,7 @@ def _inspect(model: nn.Module, batches: list, names: Mapping[str, nn.Module], ke
              bar: tqdm) -> tuple[dict[nn.Module, InputStats], dict[nn.Module, str]]:
     """The statistics of the inputs of all LayerNorms, in the order in which they run, and what no offline norm can be.
 
-    Raises:
-        ConversionError: no LayerNorm can be converted, or the input of one is not finite.
+    A ConversionError if no LayerNorm can be converted, or the input of one is not finite.
     """
     stats: dict[nn.Module, InputStats] = {}
     for name, norm in names.items():
@@ -438,10 +437,7 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
 
 
 def run(model: nn.Module, batch) -> None:
-    """One forward pass, on a copy: the model may write to its inputs. The output is not needed.
-
-    An error explains batches: single images, or arrays, are likely mistakes.
-    """
+    """One forward pass, on a copy: the model may write to its inputs. An error explains single images or arrays."""
     inputs, device = batch[0] if isinstance(batch, (tuple, list)) else batch, next(model.parameters()).device
     if not isinstance(inputs, (Tensor, Mapping)):
         raise ConversionError(f'batches: a batch must be a tensor or a Mapping, got {type(inputs).__name__}')

@@ -32,10 +32,7 @@ class _LoaderImages(Sequence):
 def single_images(images, name: str) -> Sequence:
     """Single images by index: a tensor `(N, C, H, W)` or a data set of images, or those of batches or a DataLoader.
 
-    Batches are held in memory.
-
-    Raises:
-        ConversionError: there is none, or a batch is no tensor `(N, C, H, W)`.
+    Batches are held in memory. A ConversionError if there is none, or a batch is no tensor `(N, C, H, W)`.
     """
     if isinstance(images, DataLoader) and not isinstance(images.dataset, IterableDataset):
         found = _LoaderImages(images)

@@ -56,10 +56,7 @@ def read_header(path: str | os.PathLike) -> tuple[tuple[int, int] | None, bool]:
     """The size `(width, height)` of an image file, and whether its EXIF orientation turns it by a quarter.
 
     Reads the header and the end, and all of a PNG or JPEG file that does not end as one. An image that is larger than
-    Pillow opens has the size None.
-
-    Raises:
-        OSError: the file is missing, empty, truncated, or not an image.
+    Pillow opens has the size None. An OSError if the file is missing, empty, truncated, or not an image.
     """
     try:
         with Image.open(path) as image, open(path, 'rb') as file:

@@ -26,8 +26,7 @@ RATE = 1e-3  # of the adaptation
 def parse_goal(text: str) -> tuple[str, dict]:
     """The name and the config of the norm given by `--to`. It keeps the statistics of the conversion images.
 
-    Raises:
-        PreflightError: the norm is unknown, or a LayerNorm cannot be converted to it.
+    A PreflightError if the norm is unknown, or a LayerNorm cannot be converted to it.
     """
     name, norm_cfg = parse_preset(text)
     if norm_cfg.get('centered') is True:
@@ -42,11 +41,7 @@ def parse_goal(text: str) -> tuple[str, dict]:
 
 
 def check_converted(folder: str | os.PathLike, name: str, checkpoint: str) -> None:
-    """Checks that :func:`save_converted` would only overwrite its own files.
-
-    Raises:
-        PreflightError: it would overwrite another file.
-    """
+    """Raises a PreflightError if :func:`save_converted` would overwrite a file that is not its own."""
     paths = [Path(folder, f'{name}.{suffix}') for suffix in ('pth', 'py')]
     if os.path.realpath(paths[0]) == os.path.realpath(checkpoint):
         raise PreflightError(f'--out {folder}: {paths[0]} is the checkpoint to convert; choose another folder.')
@@ -59,11 +54,7 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
                      teacher: str) -> Config:
     """The config of a converted model: its type is `ReplacedNorms`, with a list of the converted norms.
 
-    It is trained by distillation from the LayerNorm model. `cfg` is unchanged.
-
-    Args:
-        cfg (Config): config of the model with LayerNorm; `teacher` (str) is its checkpoint.
-        model (nn.Module): the converted model; `report` (ConversionReport) is the result of `convert_norms`.
+    It is trained by distillation from the checkpoint `teacher` of the LayerNorm model, whose config is `cfg`.
     """
     new = copy.deepcopy(cfg)
     new.pop('pretrained', None)
@@ -82,16 +73,10 @@ def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, no
 
 def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, folder: str | os.PathLike, name: str,
                    meta: dict | None = None) -> list[Path]:
-    """Writes checkpoint, config, and the report as Markdown, each file atomically.
+    """Writes checkpoint, config, and the report as Markdown to `folder`, each file atomically; returns the paths.
 
-    Args:
-        model (nn.Module): the converted model; `report` (ConversionReport) is the result of `convert_norms`.
-        cfg (Config): the result of :func:`converted_config`; the written config loads the checkpoint.
-        folder: output folder, created if missing. `name` (str) is the name of the files, without suffix.
-        meta (dict, optional): the `meta` of the original checkpoint, such as its `dataset_meta`.
-
-    Returns:
-        The paths.
+    `cfg` is the result of :func:`converted_config`, `name` that of the files without suffix, and `meta` that of the
+    original checkpoint, such as its `dataset_meta`. The written config loads the checkpoint.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,10 +119,11 @@ class _Inputs(Dataset):
 
 def adapt_backbone(model: nn.Module, teacher: nn.Module, samples: Sequence[dict], steps: int,
                    batch_size: int) -> AdaptReport:
-    """Trains a converted backbone, in place, to reproduce its outputs with LayerNorm (:func:`mmunorm.adapt`).
+    """Trains a converted backbone, in place, to reproduce its outputs with LayerNorm, a third of the steps block by
+    block.
 
-    A third of the steps is block by block. `model` must have a :func:`backbone_of`; `teacher` is the backbone with
-    LayerNorm, and `samples` are single images as of `FolderImages` or `samples_of`.
+    `model` must have a :func:`backbone_of`; `teacher` is the backbone with LayerNorm, and `samples` are single images
+    as of `FolderImages` or `samples_of`.
     """
     return adapt(backbone_of(model), teacher, _Inputs(samples, model.data_preprocessor), steps - steps // 3,
                  block_steps=steps // 3, batch_size=batch_size, lr=RATE, block_lr=RATE, progress=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmengine.config import Config
 
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
