@@ -7,18 +7,8 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ImportError:  # something blocks its import
-        return False
-
-
 # The OpenMMLab packages that mmunorm needs and that are not installed.
-MISSING = tuple(name for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if not _is_installed(name))
-
-
+MISSING = tuple(name for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if find_spec(name) is None)
 _REASONS: dict[str, str] = {}
 
 

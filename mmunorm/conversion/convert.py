@@ -248,7 +248,10 @@ def _inspect(model: nn.Module, batches: list, names: Mapping[str, nn.Module], ke
         stats.setdefault(norm, InputStats(norm, name))
     with ExternalReaders(stats) as readers:
         stats = _measure(model, batches, stats, bar)
-    obstacles = _obstacles(stats, readers.found)
+    for norm, function in readers.found.items():
+        stats[norm].obstacle = stats[norm].obstacle or f'has a weight or bias that {function} reads outside of it'
+    obstacles = {norm: measured.obstacle or 'did not run on these samples' for norm, measured in stats.items()
+                 if measured.obstacle or not measured.tokens}
     if kept.keys() | obstacles.keys() == stats.keys():
         reason = next(f'{stats[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
         which = 'its LayerNorm cannot' if len(stats) == 1 else f'none of its {len(stats)} LayerNorms can'
@@ -257,19 +260,6 @@ def _inspect(model: nn.Module, batches: list, names: Mapping[str, nn.Module], ke
         if norm not in obstacles:
             measured.check('in the model as it is')
     return stats, obstacles
-
-
-def _obstacles(stats: Mapping[nn.Module, InputStats], readers: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
-    """By norm, why no offline norm can replace it; `readers` are the functions that read its weights elsewhere."""
-    obstacles = {}
-    for norm, measured in stats.items():
-        if measured.obstacle:
-            obstacles[norm] = measured.obstacle
-        elif norm in readers:
-            obstacles[norm] = f'has a weight or bias that {readers[norm]} reads outside of it'
-        elif not measured.tokens:
-            obstacles[norm] = 'did not run on these samples'
-    return obstacles
 
 
 def _unknown_norms(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]:

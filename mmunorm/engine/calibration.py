@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -116,11 +117,7 @@ def training_images(cfg: Config, number: int) -> list[Tensor]:
 
 def test_images(cfg: Config, number: int) -> list[Tensor]:
     """The first `number` test images, uint8 `(3, h, w)`, repeated if there are too few."""
-    images = []
-    for batch in _loader(cfg, 'test'):
-        images += batch['inputs']
-        if len(images) >= number:
-            break
+    images = list(islice(chain.from_iterable(batch['inputs'] for batch in _loader(cfg, 'test')), number))
     return (images * number)[:number]
 
 

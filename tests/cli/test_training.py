@@ -7,13 +7,16 @@ from mmunorm.cli import training
 from mmunorm.engine import OfflineNormHook, SyncNormsHook
 from mmunorm.utils import PreflightError
 
+from .. import tiny_runs
+
 
 def test_auto_scale_lr_needs_a_base():
     cfg = Config(dict(auto_scale_lr=dict(base_batch_size=16)))
-    training.enable_auto_scale_lr(cfg)
+    enable = tiny_runs.load_tool('train').enable_auto_scale_lr
+    enable(cfg)
     assert cfg.auto_scale_lr == dict(base_batch_size=16, enable=True)
     with pytest.raises(PreflightError, match='base_batch_size'):
-        training.enable_auto_scale_lr(Config({}))
+        enable(Config({}))
 
 
 def test_pytorch_launcher_without_torchrun(monkeypatch):

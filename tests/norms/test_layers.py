@@ -3,7 +3,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 from mmunorm.norms import UN, UN2d
-from mmunorm.norms.layers import ONLINE_NORMS, channel_axis, is_channels_first, norm_layers
+from mmunorm.norms.layers import ONLINE_NORMS, is_channels_first, norm_layers
 
 
 def test_norms_of_a_stock_model_in_order():
@@ -34,13 +34,3 @@ def test_where_the_channels_are():
         assert is_channels_first(norm)
     for norm in (*(cls(4) for cls in ONLINE_NORMS if cls is not nn.GroupNorm), UN(4)):
         assert not is_channels_first(norm)
-
-
-def test_norms_of_either_format():
-    """mmpretrain's LN2d gets the format in the call, HorNet's norm when it is built."""
-    from mmpretrain.models.backbones.hornet import HorNetLayerNorm
-    norm = MODELS.build(dict(type='mmpretrain.LN2d', num_channels=4))
-    assert channel_axis(norm, {}) == 1 and channel_axis(norm, dict(data_format='channel_last')) == -1
-    assert channel_axis(UN2d(4), dict(data_format='channel_last')) == channel_axis(UN(4), {}) == -1
-    assert is_channels_first(HorNetLayerNorm(4, data_format='channels_first'))
-    assert not is_channels_first(HorNetLayerNorm(4))
