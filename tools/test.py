@@ -7,7 +7,7 @@ from mmunorm.checkpoints.folded import save_folded
 from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, apply_runner_arguments, command, load_config, out_file
-from mmunorm.cli.data_checks import check_data
+from mmunorm.cli.data_checks import check_data, class_name
 from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.config.starting import fit_load_from
 from mmunorm.engine import FuseNormsHook
@@ -79,7 +79,9 @@ def main(argv=None):
         enable_drawing(cfg, args)
     training.add_hooks(cfg, 'OfflineNormHook')
     if args.fuse:
-        training.fuse_before_test(cfg)
+        # A checkpoint already has the averaged weights; EMAHook would replace them by its own, which are not folded.
+        cfg.custom_hooks = [hook for hook in cfg.custom_hooks if not class_name(hook).endswith('EMAHook')]
+        training.add_hooks(cfg, 'FuseNormsHook')
     check_data(cfg, ['test'])
     match_folded(cfg, args.checkpoint)
     fit_load_from(cfg)

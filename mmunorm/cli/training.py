@@ -26,13 +26,6 @@ def add_hooks(cfg: Config, *names: str) -> None:
                                   if name not in named and name in HOOKS.module_dict)]
 
 
-def fuse_before_test(cfg: Config) -> None:
-    """Makes a test run of `cfg` fold the model first; a `FuseNormsHook` of its `custom_hooks` has the options."""
-    # A checkpoint already has the averaged weights. EMAHook would replace them by its own copy, which is not folded.
-    cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks') or [] if not class_name(hook).endswith('EMAHook')]
-    add_hooks(cfg, 'FuseNormsHook')
-
-
 def build_runner(cfg: Config) -> Runner:
     """Builds the Runner of a config. Without a GPU, the processes of a distributed run talk over gloo."""
     if _LAUNCHERS.get(cfg.launcher, 'PATH') not in os.environ:

@@ -100,6 +100,9 @@ def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *, bl
     for name, value, minimum in (('steps', steps, 0), ('block_steps', block_steps, 0), ('batch_size', batch_size, 1),
                                  ('tokens', 1 if tokens is None else tokens, 1)):
         check_count(name, value, minimum)
+    for name, rate in dict(lr=lr, block_lr=block_lr).items():
+        if not isinstance(rate, (int, float)) or not 0 < rate < math.inf:  # YAML reads 1e-4 as a str
+            raise ConversionError(f'{name} must be a positive number, got {rate!r}')
     phases = {BLOCKS: (block_steps, block_lr), WHOLE: (steps, lr)}
     notes = _check_pair(model, teacher)
     images, held_out = _split(images, held_out)
@@ -163,7 +166,7 @@ def fit(loss: Callable[[Tensor, torch.Generator], Tensor], steps: int, lr: float
         generator, images = torch.Generator().manual_seed(0), data.checked(weights[0].device)
         return sum(loss(batch, generator).item() * len(batch) / len(images) for batch in images.split(data.batch_size))
 
-    optimizer = torch.optim.AdamW(weights, lr, betas=(0.9, 0.98), weight_decay=0.)
+    optimizer = torch.optim.AdamW(weights, betas=(0.9, 0.98), weight_decay=0.)
     best, least, history, skipped = _copies(weights), check(), [], 0
     with tqdm(total=steps, desc=phase, unit='step', disable=None if progress else True) as bar:
         for step in range(1, steps + 1):
