@@ -69,7 +69,8 @@ for _ in range(3):
     model(torch.randn(4, 5, 8)).square().mean().backward()
 print(type(model[0].norm1).__name__, model[0].norm1.num_batches_tracked.item())
 model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 2))
-print(len(mmunorm.convert_norms(model, torch.randn(64, 8)).converted), mmunorm.fuse_norms(model.eval(), strict=True))
+report = mmunorm.convert_norms(model, torch.randn(64, 8))
+print(len(report.converted), mmunorm.fuse_norms(model.eval(), strict=True, example=torch.randn(2, 8)))
 try:
     mmunorm.replace_norms(torch.nn.LayerNorm(8), dict(type='XN'))
 except KeyError as error:
