@@ -29,7 +29,7 @@ help:
 	@echo "make test       lint and all tests of the core, about 13 minutes on 2 CPU cores"
 	@echo "make test-fast  lint and the fast tests of core and projects, about 12 minutes"
 	@echo "make test-projects"
-	@echo "                all tests of projects/, about 4 minutes"
+	@echo "                all tests of projects/, benchmarks/ and docs/"
 	@echo "make test-grid  the cases that make test takes only a sample of"
 	@echo "make coverage   all tests, and the lines of mmunorm that none of them runs"
 	@echo "make test-openmmlab [TORCH=2.4]"
@@ -70,7 +70,7 @@ test: lint
 	$(BIN)/python $(PYTEST) -m "not grid" tests
 
 test-projects: $(STAMP)
-	$(BIN)/python $(PYTEST) -m "not grid" projects
+	$(BIN)/python $(PYTEST) -m "not grid" projects benchmarks/tests docs/tests
 
 # Coverage costs 40 to 50 % more CPU time in tests of folding.
 coverage: $(STAMP)

@@ -7,18 +7,8 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except ImportError:  # something blocks its import
-        return False
-
-
 # The OpenMMLab packages that mmunorm needs and that are not installed.
-MISSING = tuple(name for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if not _is_installed(name))
-
-
+MISSING = tuple(name for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if find_spec(name) is None)
 _REASONS: dict[str, str] = {}
 
 
@@ -52,11 +42,7 @@ def running_tool() -> str:
 
 
 def explain_missing(package: str, names: Sequence[str]) -> Callable[[str], object]:
-    """Returns the `__getattr__` of a package that lacks `names` without OpenMMLab.
-
-    Raises:
-        ImportError: one of `names` is requested; the message lists the missing packages.
-    """
+    """The `__getattr__` of a package that lacks `names` without OpenMMLab: an ImportError lists what is missing."""
     def explain(name: str):
         if MISSING and name in names:
             raise ImportError(missing_message(f'{package}.{name}'))

@@ -97,10 +97,8 @@ def is_first_process() -> bool:
 
 
 def check_installed(package: str, what: str, extra: str) -> None:
-    """Checks that a package of an extra is installed; `what`, a plural, needs it.
-
-    Raises:
-        PreflightError: it is missing; the message has the command to install it.
+    """Raises a PreflightError with the command to install an extra if its package is missing; `what`, a plural, needs
+    it.
     """
     if find_spec(package) is None:
         raise PreflightError(f"{what} need {package}: `pip install '.[{extra}]'` in a clone of mmunorm.")

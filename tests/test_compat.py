@@ -7,7 +7,7 @@ from mmunorm import compat
 from mmunorm.engine import set_loss_scale
 from mmunorm.norms import UN
 
-from .versions import CPUGradScaler
+from .versions import cpu_grad_scaler
 
 
 def test_in_backward_pass():
@@ -40,7 +40,7 @@ def test_the_limit_of_recompilations_is_only_raised(monkeypatch, name):
 
 
 def test_the_scale_of_a_gradient_scaler():
-    norm, scaler = UN(6), CPUGradScaler(init_scale=8.0)
+    norm, scaler = UN(6), cpu_grad_scaler(init_scale=8.0)
     assert isinstance(scaler, compat.GradScaler)
     assert issubclass(torch.cuda.amp.GradScaler, compat.GradScaler)  # which mmengine builds
     set_loss_scale(norm, scaler)

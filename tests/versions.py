@@ -1,6 +1,6 @@
 """Features that an old release of torch or Triton lacks, by trying them. The rest has to work in every release."""
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from inspect import signature
 
 import pytest
@@ -12,8 +12,6 @@ from torch import nn
 from torch.distributed import fsdp
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
-
-from mmunorm.compat import GradScaler
 
 
 class _Calls(torch.autograd.Function):
@@ -106,52 +104,17 @@ needs_cpu_stream = pytest.mark.skipif(_raises(lambda: torch.cpu.stream(torch.cpu
                                       reason="this torch's FullyShardedDataParallel needs a GPU")
 
 
-class _OldGradScaler(GradScaler):
-    """The older releases' scaler is for CUDA alone: the same arithmetic for a CPU."""
-
-    def __init__(self, init_scale=2.**16, growth_factor=2., backoff_factor=0.5, growth_interval=2000, enabled=True):
-        self._value, self._steps, self._finite = init_scale, 0, {}
-        self._factors, self._interval = (backoff_factor, growth_factor), growth_interval
-
-    def scale(self, outputs):
-        return outputs * self._value
-
-    def get_scale(self):
-        return self._value
-
-    def unscale_(self, optimizer):
-        gradients = [p.grad for group in optimizer.param_groups for p in group['params'] if p.grad is not None]
-        for gradient in gradients:
-            gradient /= self._value
-        self._finite[optimizer] = all(gradient.isfinite().all() for gradient in gradients)
-
-    def step(self, optimizer):
-        if optimizer not in self._finite:
-            self.unscale_(optimizer)
-        if self._finite[optimizer]:
-            optimizer.step()
-
-    def update(self, new_scale=None):
-        if new_scale is not None:
-            self._value = float(new_scale)
-            return
-        finite = all(self._finite.values())
-        self._finite = {}
-        self._steps = self._steps + 1 if finite else 0
-        if not finite or self._steps == self._interval:
-            self._value, self._steps = self._value * self._factors[finite], 0
-
-    def state_dict(self):
-        return dict(scale=self._value)
-
-
-CPUGradScaler = partial(torch.amp.GradScaler, 'cpu') if hasattr(torch.amp, 'GradScaler') else _OldGradScaler
+def cpu_grad_scaler(**arguments):
+    """A gradient scaler; before torch 2.3 it is for CUDA alone, and the test is skipped."""
+    if not hasattr(torch.amp, 'GradScaler'):
+        pytest.skip('the gradient scaler of this torch is for CUDA alone')
+    return torch.amp.GradScaler('cpu', **arguments)
 
 
 def amp_on_a_cpu(monkeypatch):
     """Lets mmengine's AmpOptimWrapper run on a CPU, which it would refuse; without autocast, for the scale alone."""
     monkeypatch.setattr(amp_optimizer_wrapper, 'is_cuda_available', lambda: True)
-    monkeypatch.setattr(amp_optimizer_wrapper, 'GradScaler', CPUGradScaler)
+    monkeypatch.setattr(amp_optimizer_wrapper, 'GradScaler', cpu_grad_scaler)
     monkeypatch.setattr(amp_optimizer_wrapper.AmpOptimWrapper, 'optim_context', OptimWrapper.optim_context)
 
 

@@ -2,6 +2,7 @@
 import argparse
 import copy
 import json
+import os
 from pathlib import Path
 
 from mmunorm.checkpoints.loading import check_checkpoint, load_weights
@@ -17,18 +18,14 @@ from mmunorm.cli.arguments import (
 )
 from mmunorm.cli.data_checks import check_data
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, renamed
+from mmunorm.config.presets import HELP, REPLACED_TYPE, renamed
 from mmunorm.conversion import ConversionError, convert_norms
 from mmunorm.engine.calibration import FolderImages, samples_of, test_metrics, training_batches
-from mmunorm.engine.conversion import (
-    adapt_backbone,
-    backbone_of,
-    check_converted,
-    converted_config,
-    parse_goal,
-    save_converted,
-)
-from mmunorm.utils import PreflightError, write_text
+from mmunorm.engine.conversion import adapt_backbone, backbone_of, parse_goal
+from mmunorm.utils import PreflightError, whole_file, write_text
+
+from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
+from mmpretrain.models.classifiers import BaseClassifier
 
 
 def parse_args(argv=None):
@@ -51,6 +48,53 @@ def parse_args(argv=None):
     add_device_argument(parser)
     add_config_arguments(parser, norm=False)
     return parser.parse_args(argv)
+
+
+def check_converted(folder, name, checkpoint):
+    """Raises a PreflightError if :func:`save_converted` would overwrite a file that is not its own."""
+    paths = [folder / f'{name}.{suffix}' for suffix in ('pth', 'py')]
+    if os.path.realpath(paths[0]) == os.path.realpath(checkpoint):
+        raise PreflightError(f'--out {folder}: {paths[0]} is the checkpoint to convert; choose another folder.')
+    for path in paths:
+        if path.exists() and not path.with_suffix('.md').exists():
+            raise PreflightError(f'--out {folder}: {path} is not from a conversion; choose another folder.')
+
+
+def converted_config(cfg, model, report, norm_cfg, teacher):
+    """The config of a converted model: its type is `ReplacedNorms`, with a list of the converted norms.
+
+    It is trained by distillation from the checkpoint `teacher` of the LayerNorm model, whose config is `cfg`.
+    """
+    new = copy.deepcopy(cfg)
+    new.pop('pretrained', None)
+    imports = new.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
+    listed = [imports['imports']] if isinstance(imports['imports'], str) else imports['imports']
+    new.custom_imports = {**imports, 'imports': list(dict.fromkeys([*listed, 'mmunorm']))}
+    if isinstance(new.model.get('backbone'), dict):
+        new.model.backbone.init_cfg = None  # the checkpoint has all weights
+    if isinstance(new.model.get('backbone'), dict) or isinstance(model, BaseClassifier):
+        new.custom_hooks = [*(new.get('custom_hooks') or []), dict(type='DistillationHook', checkpoint=teacher)]
+    converted = {model.get_submodule(norm.norm) for norm in report.converted}
+    names = [name for name, module in model.named_modules(remove_duplicate=False) if module in converted]
+    new.model.update(type=REPLACED_TYPE, of=new.model.type, norm_cfg=dict(norm_cfg), converted=names)
+    return new
+
+
+def save_converted(model, cfg, report, folder, name, meta):
+    """Writes checkpoint, config, and the report as Markdown to `folder`, each file atomically; returns the paths.
+
+    `cfg` is the result of :func:`converted_config`, `name` that of the files without suffix, and `meta` that of the
+    original checkpoint, such as its `dataset_meta`. The written config loads the checkpoint.
+    """
+    checkpoint, config, table = (folder / f'{name}.{suffix}' for suffix in ('pth', 'py', 'md'))
+    cfg.load_from = str(checkpoint)
+    kept = {key: value for key, value in meta.items() if key == 'dataset_meta'}
+    with whole_file(checkpoint) as part:
+        save_checkpoint(dict(meta={**kept, 'cfg': cfg.pretty_text}, state_dict=weights_to_cpu(model.state_dict())),
+                        str(part))
+    write_text(config, cfg.pretty_text)
+    write_text(table, report.markdown())
+    return [checkpoint, config, table]
 
 
 @command

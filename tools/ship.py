@@ -38,9 +38,15 @@ from mmunorm.engine.conversion import parse_goal
 from mmunorm.engine.distillation import backbone_of
 from mmunorm.fusion import fuse_norms
 from mmunorm.norms.replace import layer_norms
-from mmunorm.utils import PreflightError
+from mmunorm.utils import PreflightError, write_text
 
+from mmengine.config import Config
 from mmengine.registry import DATASETS
+
+# Warm-up of UN, as a share of the training steps.
+WARMUP = 0.5
+# Learning rate after an adaptation, as a share of the config's: docs/results/conversion.md.
+ADAPTED_RATE = 0.3
 
 
 def parse_args(argv=None):
@@ -115,7 +121,7 @@ def plan(args, chosen, int8, steps):
     samples = () if args.num_samples is None else ('--num-samples', str(args.num_samples))
     stages.append(Stage('Fold and export', (tool('deploy/export.py'), *trained, '--format', args.format, *kind, *parts,
                                             *samples, '--out', str(file), *read), file))
-    form = shipping.form_of(chosen.name, int8)
+    form = form_of(chosen.name, int8)
     if rows := list(dict.fromkeys([*([form] if form else []), *args.beside])):
         exported = ('--file', form, str(file)) if form else ()
         # In floating point, what torch has is known.
@@ -131,7 +137,7 @@ def plan(args, chosen, int8, steps):
 def plan_conversion(args, steps):
     """The stages up to a checkpoint with another norm, and its recipe and checkpoint."""
     out, name = args.out, parse_goal(args.to)[0]
-    to = f'{name}=UN,warmup_iters={shipping.WARMUP}' if args.to == 'UN' and steps else args.to
+    to = f'{name}=UN,warmup_iters={WARMUP}' if args.to == 'UN' and steps else args.to
     stem = renamed(Path(args.config).stem, 'LN', name)
     images = () if args.images is None else ('--images', args.images)
     recipe, checkpoint = out / 'converted' / f'{stem}.py', out / 'converted' / f'{stem}.pth'
@@ -147,7 +153,7 @@ def plan_conversion(args, steps):
         stages += [
             Stage('Train on, with the model with LayerNorm as the teacher',
                   (tool('train.py'), str(recipe), '--work-dir', f'{out}/trained', '--resume', *trust_option(args)),
-                  checkpoint, lambda: shipping.write_recipe(converted, steps, recipe, args.adapt_steps > 0)),
+                  checkpoint, lambda: write_recipe(converted, steps, recipe, args.adapt_steps > 0)),
             Stage('Fold the norms, and test', (tool('test.py'), str(recipe), str(checkpoint), '--fuse', '--work-dir',
                                                f'{out}/folded'), out / 'folded')]
     return stages, recipe, checkpoint
@@ -177,10 +183,44 @@ def outcome_of(args, model, steps, row, recipe, checkpoint, file, images):
         losses = next((args.out / 'converted').glob('*.md')).read_text()
         left[parse_goal(args.to)[0]], fusion = folded(load_model(load_config(str(recipe)), str(checkpoint)))
     if steps or args.to == EXACT:
-        metrics[EXACT if args.to == EXACT else 'trained and folded'] = shipping.newest_metrics(args.out / 'folded')
+        metrics[EXACT if args.to == EXACT else 'trained and folded'] = newest_metrics(args.out / 'folded')
     measured = args.out / 'speed/formats.json'
     result = json.loads(measured.read_text()) if measured.exists() else None
     return ship_report.Outcome(steps, file, row, '', metrics, result, left, images), losses, fusion
+
+
+def write_recipe(converted, steps, path, adapted):
+    """Writes the config of the training that follows a conversion: so many steps, with the teacher.
+
+    The rate rises for a tenth of the steps and then falls along a cosine to a hundredth. An adapted model is near its
+    goal, and gets a share of the config's own rate, which would first take it away from there.
+    """
+    cfg = Config.fromfile(converted)
+    rise = max(1, steps // 10)
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_begin=steps + 1)  # the next stage tests
+    cfg.param_scheduler = [dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=rise)]
+    if rise < steps:
+        cfg.param_scheduler.append(dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False, begin=rise,
+                                        end=steps))
+    cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
+    if adapted:
+        cfg.optim_wrapper.optimizer.lr *= ADAPTED_RATE
+    cfg.log_processor = dict(by_epoch=False)
+    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False, interval=max(1, min(1000, steps)))
+    write_text(path, cfg.pretty_text)
+
+
+def form_of(name, int8):
+    """The row of `tools/deploy/benchmark.py` for a format and a kind of INT8; None if it has none."""
+    return next((row for row, (format_, form) in VARIANTS.items()
+                 if format_.name == name and form.int8 == int8 and not form.load_options), None)
+
+
+def newest_metrics(work_dir):
+    """The metrics that a test tool wrote last under a work directory, without its times."""
+    logs = [path for path in work_dir.glob('*/*.json') if path.stem == path.parent.name]
+    metrics = json.loads(max(logs, key=lambda path: path.name).read_text())
+    return {name: value for name, value in metrics.items() if '/' in name}
 
 
 @command
@@ -221,7 +261,7 @@ def main(argv=None):
     if done.exists() and os.path.isfile(args.checkpoint) and os.path.getmtime(args.checkpoint) > done.stat().st_mtime:
         raise PreflightError(f'--out {args.out} has results of an older {args.checkpoint}: name another folder.')
     seconds = shipping.run_stages(stages, args.out)
-    row = shipping.form_of(chosen.name, int8)
+    row = form_of(chosen.name, int8)
     outcome, losses, fusion = outcome_of(args, model, steps, row, recipe, checkpoint, file,
                                          len(dataset))
     outcome.usage = usage_of(args, chosen, recipe, checkpoint, file)

@@ -7,7 +7,7 @@ from mmunorm.checkpoints.folded import save_folded
 from mmunorm.checkpoints.loading import check_checkpoint, load_weights
 from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, apply_runner_arguments, command, load_config, out_file
-from mmunorm.cli.data_checks import check_data
+from mmunorm.cli.data_checks import check_data, class_name
 from mmunorm.config.models import clear_build_errors, match_folded
 from mmunorm.config.starting import fit_load_from
 from mmunorm.engine import FuseNormsHook
@@ -25,9 +25,6 @@ def parse_args(argv=None):
     parser.add_argument('--fuse', action='store_true',
                         help='fold the norms of the model first: of LayerNorms the weights')
     parser.add_argument('--save', metavar='FILE', help='with --fuse: write the folded checkpoint to this file')
-    parser.add_argument('--tta', action='store_true',
-                        help="test-time augmentation: the config's tta_model and tta_pipeline, by default the mean of "
-                        'an image and its mirror image')
     parser.add_argument('--out', help='write the predictions to this pickle file (.pkl)')
     parser.add_argument('--show', action='store_true', help='show predictions in a window')
     parser.add_argument('--show-dir', help='write images with predictions to this folder')
@@ -82,7 +79,9 @@ def main(argv=None):
         enable_drawing(cfg, args)
     training.add_hooks(cfg, 'OfflineNormHook')
     if args.fuse:
-        training.fuse_before_test(cfg)
+        # A checkpoint already has the averaged weights; EMAHook would replace them by its own, which are not folded.
+        cfg.custom_hooks = [hook for hook in cfg.custom_hooks if not class_name(hook).endswith('EMAHook')]
+        training.add_hooks(cfg, 'FuseNormsHook')
     check_data(cfg, ['test'])
     match_folded(cfg, args.checkpoint)
     fit_load_from(cfg)
@@ -90,8 +89,6 @@ def main(argv=None):
         out_file(args.out, '--out', args.checkpoint)
     if args.save:
         out_file(args.save, '--save', args.checkpoint)
-    if args.tta:
-        training.enable_tta(cfg)
     runner = training.build_runner(cfg)
     load_weights(unwrapped_model(runner), args.checkpoint)  # mmengine would accept one of another model
     with clear_build_errors():

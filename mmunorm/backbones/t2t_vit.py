@@ -31,14 +31,9 @@ def _scale_attention(layer: T2TTransformerLayer, qk_scale: float | None) -> None
 class T2TModule(StockT2TModule):
     """mmpretrain's tokens-to-token module with `norm_cfg` in its four norms, and with the Performer.
 
-    Takes `(N, in_channels, H, W)` and returns tokens `(N, L, embed_dims)` and their map size `(h, w)`.
-
-    Args:
-        img_size, in_channels, embed_dims, norm_cfg, init_cfg: as of :class:`UNT2TViT`.
-        token_dims (int): channels inside the module. Defaults to 64.
-        use_performer (bool): True for Performer attention, the paper's; False for softmax attention.
-            Defaults to True.
-        performer_drop_rate (float): dropout in the Performer blocks. Defaults to 0.1, the authors' value.
+    Takes `(N, in_channels, H, W)` and returns tokens `(N, L, embed_dims)` and their map size `(h, w)`. Arguments are
+    those of :class:`UNT2TViT`, and `token_dims`, the channels inside; `use_performer`, False for softmax attention; and
+    `performer_drop_rate`, by default the authors' 0.1.
 
     Raises:
         ValueError: `img_size` is smaller than the stride of 16.

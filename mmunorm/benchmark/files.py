@@ -27,20 +27,15 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
                     repeat: int | None = None) -> dict:
     """Measures models in several forms, each in a separate process: first the metrics, then speed in rotation.
 
-    Args:
-        subjects (Sequence[Subject]): the models; if there are two, the first is the baseline of the second.
-        formats (Sequence[str]): keys of `VARIANTS`.
-        arrays (Sequence[np.ndarray]): one batch of the models' batch size.
-        metrics_of (Callable): a function of a subject, its runner and a title that returns the metrics; {} for none.
-        repeat (int, optional): number of rounds; in each, every row runs the batch. Defaults to as many as fit in 45 s.
+    Of two subjects, the first is the baseline of the second. `formats` are keys of `VARIANTS`, `arrays` one batch of
+    the models' batch size, and `metrics_of` returns the metrics of a subject, its runner and a title. `repeat` is the
+    number of rounds, in each of which every row runs the batch; by default as many as fit in 45 s.
 
-    Returns:
-        A dict of plain values: `batch`, `shape`, `threads`, `repeat`, `environment`, and `rows`. Each row has `model`,
-        `format`, `label` and `error` (a message, or None). Without an error it also has `metrics`, `size`
-        (bytes), `seconds` (of each round), and the results of :func:`speed`. A row of the second subject has
-        `to_baseline`, the :func:`ratio` of the first one's time to its own, and an INT8 row `to_float`, that of its
-        runtime's float row, if those were measured. `control` has `model`, `label` and `ratio` of the last row to a
-        second process with the same file, or is None.
+    Returns a dict of plain values: `batch`, `shape`, `threads`, `repeat`, `environment`, and `rows`. Each row has
+    `model`, `format`, `label` and `error` (a message, or None). Without an error it also has `metrics`, `size` (bytes),
+    `seconds` (of each round), and the results of :func:`speed`. A row of the second subject has `to_baseline`, the
+    :func:`ratio` of the first one's time to its own, and an INT8 row `to_float`, that of its runtime's float row.
+    `control` has `model`, `label` and `ratio` of the last row to a second process with the same file, or is None.
     """
     rows, workers, last = [], {}, None
     with ExitStack() as stack:

@@ -49,19 +49,12 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
                   save: str | None = None) -> dict:
     """Measures LN, LN folded exactly, the config's norm, the same folded, and no norm, in rotation on the same images.
 
-    Args:
-        cfg (Config): config of a classifier of mmpretrain or a detector of mmdet with an offline norm or LN.
-        settings (Settings): how to measure; unchanged.
-        checkpoint (str, optional): weights; without it, they are random.
-        title (str, optional): title of the report. Defaults to the name of the config file.
-        save (str, optional): write the folded model to this file, see :func:`mmunorm.save_folded`.
-
-    Returns:
-        A JSON-serializable dict: `title`, `notes` (what was timed, and how), `settings`, `environment`, `fusion` (the
-        report of the folding), and `rows`. Each row has `name`, `error` ('out of memory' or None), `parameters` (their
-        number), and `to_ln`, the ratios to LN. Without an error it also has `seconds` (of each repeat), `throughput`,
-        `latency_ms`, `peak_memory` (bytes), `flops` (per image), `norm_calls`, and `plain_calls` of what is left of
-        folded LNs. Folded rows have `output_difference`.
+    `cfg` is of a classifier of mmpretrain or a detector of mmdet; without a `checkpoint`, weights are random. `save` is
+    a file for the folded model, see :func:`mmunorm.save_folded`. Returns a JSON-serializable dict: `title`, `notes`
+    (what was timed, and how), `settings`, `environment`, `fusion` (the report of the folding), and `rows`. Each row has
+    `name`, `error` ('out of memory' or None), `parameters` (their number), and `to_ln`, the ratios to LN. Without an
+    error it also has `seconds` (of each repeat), `throughput`, `latency_ms`, `peak_memory` (bytes), `flops` (per
+    image), `norm_calls`, and `plain_calls` of what is left of folded LNs. Folded rows have `output_difference`.
 
     Raises:
         PreflightError: the config is not supported, see :func:`build_models`; or `save` is set and no norm folds.

@@ -23,15 +23,9 @@ ROUNDS = (5, 100)
 
 
 class InterleavedTimer:
-    """Runs several functions in rotation and drops those that run out of memory.
+    """Runs several functions without arguments, by name, in rotation and drops those that run out of memory.
 
-    Args:
-        runs (dict[str, Callable]): the functions without arguments, by name.
-        device (torch.device): where they run.
-        clock (Callable[[], float], optional): returns the time in seconds. None: each function returns its duration.
-
-    Attributes:
-        failed (set[str]): names of those that ran out of memory.
+    `failed` has the names of those. `clock` returns the time in seconds; with None, each function returns its duration.
     """
 
     def __init__(self, runs: dict[str, Callable], device: torch.device,
@@ -66,14 +60,11 @@ class InterleavedTimer:
         return self.clock() - start
 
     def time(self, rounds: int | None = None, title: str | None = None) -> dict[str, list[float]]:
-        """The seconds of all runs that do not fail, by name.
+        """The seconds of all runs that do not fail, by name; `title` is that of a progress bar.
 
         Each round runs them in rotating order that is shuffled after each full rotation, so that noise affects all
-        equally, and none always follows the same other one in memory and caches.
-
-        Args:
-            rounds (int, optional): number of rounds. Defaults to as many as fit in 45 seconds, from 5 to 100.
-            title (str, optional): title of a progress bar on a terminal. Defaults to no bar.
+        equally, and none always follows the same other one in memory and caches. By default, there are as many rounds
+        as fit in 45 seconds, from 5 to 100.
         """
         seconds = {name: [] for name in self.runs}
         order, generator = list(self.runs), random.Random(0)

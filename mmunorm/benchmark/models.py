@@ -49,10 +49,8 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
 
     The rows are 'LN', 'exact' (LN, folded exactly), the config's norm, that name with ' folded', and 'norm-free', where
     every norm is an Identity. With LN as the config's norm there are three. Without a checkpoint, weights are
-    initialized as for training, and every norm gets random statistics and a random affine part.
-
-    Raises:
-        PreflightError: the config is invalid, or the checkpoint does not fit.
+    initialized as for training, and every norm gets random statistics and a random affine part. A PreflightError if the
+    config is invalid, or the checkpoint does not fit.
     """
     name = norm_name(cfg)
     cfg = copy.deepcopy(cfg)

@@ -18,17 +18,10 @@ from ..deploy.tasks import TASKS
 
 
 class Subject:
-    """One model of a benchmark.
+    """One model of a benchmark: `name` is that of its rows, `meta` the result of :func:`describe_model`.
 
-    Args:
-        name (str): name in its rows.
-        model (nn.Module): a model in eval mode on the CPU; its norms are folded in place.
-        meta (dict): the result of :func:`describe_model`.
-        batch (int): batch size.
-        folder (Path): folder of its files, which is created.
-        threads (int): CPU threads.
-        images (Sequence[Tensor]): uint8 `(3, h, w)` training images, for INT8. Defaults to none.
-        layer_norms (str): how far LayerNorms are folded; 'keep' is for a baseline. Defaults to 'exact'.
+    The norms of `model`, in eval mode on the CPU, are folded in place, LayerNorms as far as `layer_norms` says; 'keep'
+    is for a baseline. `folder` is created for its files. `images` are uint8 `(3, h, w)` training images, for INT8.
     """
 
     def __init__(self, name: str, model: nn.Module, meta: dict, batch: int, folder: Path, threads: int,

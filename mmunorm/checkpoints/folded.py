@@ -42,14 +42,9 @@ def without_norms(model: nn.Module, norms: Mapping[str, Mapping], made: Mapping[
                   scopes: Mapping[str, str] | None = None, layers: Mapping[str, list[str]] | None = None) -> nn.Module:
     """Changes a model in place to the structure of a folded model, so that a folded checkpoint loads; returns it.
 
-    Args:
-        model (nn.Module): a model of the same architecture, with any norms.
-        norms (Mapping[str, Mapping]): for each folded norm, what is left of it: the arguments of
-            `mmunorm.fusion.layers.built`.
-        made (Mapping[str, int]): names and sizes of the tensors that folding added to the state_dict.
-        scopes (Mapping[str, str], optional): for each folded norm that has a scope, the name of that module; see
-            `mmunorm.fusion.scopes`. Defaults to none.
-        layers (Mapping[str, list[str]], optional): for each layer that norms were folded into, these. Defaults to none.
+    `norms` has for each folded norm what is left of it, the arguments of `mmunorm.fusion.layers.built`; `made` the
+    names and sizes of the tensors that folding added to the state_dict; `scopes` the name of the module of each norm
+    that has a scope, see `mmunorm.fusion.scopes`; and `layers` the norms that were folded into each layer.
 
     Raises:
         ValueError: the model lacks such norms, or such tensors cannot be added.

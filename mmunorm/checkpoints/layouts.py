@@ -74,14 +74,12 @@ def _is_weights(value) -> bool:
 
 
 def weights_for(model: nn.Module, content: dict) -> dict[str, Tensor]:
-    """The weights of a checkpoint under the names of `model`, if they are of a project that this module knows.
+    """The weights in the content of a checkpoint under the names of `model`, if they are of a project that this module
+    knows.
 
     These are the official Swin's, DeiT's and T2T-ViT's and timm's, for mmpretrain's classifiers, and those of
-    :func:`published_layout`. Others keep their names. See docs/checkpoints.md.
-
-    Args:
-        model (nn.Module): the model to load into. Its relative position indices are added, which timm's files lack.
-        content (dict): content of the file.
+    :func:`published_layout`. Others keep their names; see docs/checkpoints.md. The model's relative position indices
+    are added, which timm's files lack.
     """
     weights = find_weights(content)
     for read in _of_projects:

@@ -31,11 +31,7 @@ def check_checkpoint(path: str, folder: bool = False) -> None:
 
 
 def read_checkpoint(path: str) -> dict:
-    """Reads a checkpoint on the CPU.
-
-    Raises:
-        PreflightError: the file does not exist, is not a checkpoint, or holds other objects than data.
-    """
+    """Reads a checkpoint on the CPU; a PreflightError if it is none, or holds other objects than data."""
     check_checkpoint(path)
     try:
         content = read_content(str(path))
@@ -52,10 +48,8 @@ def read_checkpoint(path: str) -> dict:
 def load_weights(model: nn.Module, checkpoint: str) -> dict:
     """Loads all weights and statistics of a model; returns the checkpoint's `meta`.
 
-    Names of other projects are renamed to mmpretrain's, see :mod:`.layouts`.
-
-    Raises:
-        PreflightError: the checkpoint cannot be read, has non-finite values, or has missing or unexpected keys.
+    Names of other projects are renamed to mmpretrain's, see :mod:`.layouts`. A PreflightError if the checkpoint cannot
+    be read, has non-finite values, or has missing or unexpected keys.
     """
     content = read_checkpoint(checkpoint)
     weights = weights_for(model, content)
@@ -115,11 +109,7 @@ def _size(value: Tensor) -> str:
 
 
 def check_statistics(model: nn.Module, checkpoint: str | None) -> None:
-    """Checks that a checkpoint contains the statistics of the model's offline norms.
-
-    Raises:
-        PreflightError: it does not, such as one of a model with LayerNorm.
-    """
+    """Raises a PreflightError if offline norms of the model got no statistics, such as from a model with LayerNorm."""
     lacking = [name for name, norm in model.named_modules() if isinstance(norm, OfflineNorm) and norm.lacks_statistics]
     if lacking:
         kind = type(model.get_submodule(lacking[0])).__name__

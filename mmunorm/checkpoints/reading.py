@@ -51,12 +51,9 @@ def is_trusted() -> bool:
 
 
 def read_content(path: str):
-    """What a checkpoint file holds, on the CPU.
+    """What a checkpoint file holds, on the CPU: of `torch.save`, safetensors, or at a URL that mmengine can read.
 
-    It may be a file of `torch.save` or safetensors, or a URL that mmengine can read.
-
-    Raises:
-        PreflightError: the file holds other objects than data.
+    A PreflightError if it holds other objects than data.
     """
     if path.endswith('.safetensors'):
         from safetensors.torch import load_file

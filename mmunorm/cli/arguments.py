@@ -29,17 +29,15 @@ from ..utils import LocalError, PreflightError, RunError, error_text, is_first_p
 
 # What runners read of their config besides their own arguments, and what the tools read.
 _USED_KEYS = {*signature(Runner).parameters, 'activation_checkpointing', 'compile', 'efficient_conv_bn_eval',
-         'find_unused_parameters', 'model_wrapper_cfg', 'pretrained', 'runner_type', 'strategy', 'sync_bn', 'tta_model',
-         'tta_pipeline'}
+         'find_unused_parameters', 'model_wrapper_cfg', 'pretrained', 'runner_type', 'strategy', 'sync_bn'}
 
 
 def command(main):
     """Makes a tool's `main` print an error as one line and exit with its status.
 
     That is 2 for a PreflightError, 3 for a RunError or an OSError, such as a full disk, and 130 for Ctrl+C. With
-    `--verbose`, the traceback is printed before the line.
-
-    Denormal numbers are flushed to zero. At the end of a distributed run, the process group is closed.
+    `--verbose`, the traceback is printed before the line. Denormal numbers are flushed to zero. At the end of a
+    distributed run, the process group is closed.
     """
 
     @functools.wraps(main)

@@ -1,8 +1,7 @@
 """Checks of a run's data for errors that OpenMMLab does not report: classes, class folders, COCO files, images.
 
-Labels are numbered in the order of names, boxes may have another form, and objects that mmdet cannot use are left out.
-Damaged images end a run in the middle of an epoch. All this is looked for in the config, also inside of wrappers of
-data sets, before the run.
+Labels are numbered in the order of names, boxes may have another form, objects that mmdet cannot use are left out, and
+damaged images end a run in the middle of an epoch.
 """
 from __future__ import annotations
 
@@ -24,7 +23,6 @@ from mmengine.config import Config
 from mmengine.fileio import list_dir_or_file, list_from_file
 from mmpretrain.datasets import CustomDataset
 from mmpretrain.registry import DATASETS
-from PIL import Image
 from pycocotools import mask as rle
 from tqdm import tqdm
 
@@ -41,8 +39,7 @@ _HEADERS = 100_000  # image files of a data set that are opened, evenly spread o
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
     """Checks the data sets and evaluators of `splits`, some of 'train', 'val' and 'test'; each may be missing.
 
-    Raises:
-        PreflightError: they cannot be used, or would be used in another way than the config says.
+    A PreflightError if they cannot be used, or would be used in another way than the config says.
     """
     try:
         check_classes(cfg, splits)
@@ -224,8 +221,6 @@ def _read_headers(paths: Sequence[str]) -> list[tuple[str, tuple[int, int] | Non
     def read(path: str) -> tuple[str, tuple[int, int] | None, bool]:
         try:
             return path, *read_header(path)
-        except Image.DecompressionBombError:  # larger than Pillow opens
-            return path, None, False
         except OSError as error:
             problems.append(one_line(error) if error.filename else f'{path}: {one_line(error)}')
             return path, None, False
@@ -246,32 +241,19 @@ class _Problem(Exception):
 
 @dataclass(frozen=True)
 class Use:
-    """What a data set or metric requires of an annotation file.
-
-    Attributes:
-        classes (tuple[str, ...]): the classes of the config; empty if unknown.
-        folder (str, optional): the folder of the images; None for a metric.
-        masks (bool): whether each object needs a `segmentation`.
-        objects (bool): whether the file must have objects.
-        empty (bool): whether images without objects are loaded.
-        evaluated (bool): whether a metric reads the file.
-        loading (tuple[str, str]): `color_type` and `imdecode_backend`, with which images are loaded.
-    """
-    classes: tuple[str, ...] = ()
-    folder: str | None = None
-    masks: bool = False
-    objects: bool = True
-    empty: bool = True
-    evaluated: bool = False
-    loading: tuple[str, str] = ('color', 'cv2')
+    """What a data set or metric requires of an annotation file."""
+    classes: tuple[str, ...] = ()  # of the config; empty if unknown
+    folder: str | None = None  # of the images; None for a metric
+    masks: bool = False  # whether each object needs a `segmentation`
+    objects: bool = True  # whether the file must have objects
+    empty: bool = True  # whether images without objects are loaded
+    loading: tuple[str, str] = ('color', 'cv2')  # `color_type` and `imdecode_backend`
 
 
 def check_annotations(path: str, uses: Iterable[Use]) -> list[str]:
     """Reads a COCO file and checks it for all of its uses; returns warnings.
 
-    Raises:
-        PreflightError: it cannot be used, or most of its objects.
-        OSError: it cannot be read.
+    A PreflightError if it cannot be used, or most of its objects.
     """
     uses = [*uses]
     try:
@@ -281,7 +263,10 @@ def check_annotations(path: str, uses: Iterable[Use]) -> list[str]:
         for use in uses:  # mmdet numbers labels by the order of the file's categories, without those that are no class
             _check_same(f'the classes among the categories of {path} ({_shorten(names)})', tuple(
                 name for name in names if name in use.classes), 'metainfo.classes of the config', use.classes)
-        _check_ids(content, any(use.evaluated for use in uses))
+        for kind in ('categories', 'images', 'annotations'):  # of which pycocotools keeps one of an id
+            ids = Counter(entry['id'] for entry in content[kind])
+            if len(ids) < len(content[kind]):
+                raise _Problem(f'two {kind} have the id {ids.most_common(1)[0][0]!r}')
         warnings = _check_objects(content, any(use.masks for use in uses), any(use.objects for use in uses))
         for use in uses:
             if use.folder is not None:
@@ -292,30 +277,12 @@ def check_annotations(path: str, uses: Iterable[Use]) -> list[str]:
     return [f'{path}: {warning}.' for warning in warnings]
 
 
-def _check_ids(content: dict, evaluated: bool) -> None:
-    """pycocotools keeps one object of an id, takes the id 0 for no match, and fails on a missing iscrowd at the end."""
-    for kind in ('categories', 'images', 'annotations'):
-        ids = Counter(entry['id'] for entry in content[kind])
-        if len(ids) < len(content[kind]):
-            raise _Problem(f'two {kind} have the id {ids.most_common(1)[0][0]!r}')
-    for annotation in content['annotations'] if evaluated else ():
-        if 'iscrowd' not in annotation or not (isinstance(annotation['id'], int) and annotation['id'] > 0):
-            raise _Problem(f'{_id_of(annotation)} needs an id from 1 on and iscrowd, 0 or 1, to be evaluated')
-    for image in content['images']:
-        if not _are_numbers([image['width'], image['height']]) or min(image['width'], image['height']) <= 0:
-            raise _Problem(f'the image {image["file_name"]} has width {image["width"]!r} and height '
-                           f'{image["height"]!r}; mmdet would leave its objects out')
-
-
 def _check_objects(content: dict, masks: bool, needs_objects: bool) -> list[str]:
     """Checks each object, then all together; returns warnings."""
     sizes = {image['id']: (image['width'], image['height']) for image in content['images']}
     categories = {category['id'] for category in content['categories']}
     objects, rows = [], array('d')
     for annotation in content['annotations']:
-        for key in ('ignore', 'iscrowd'):  # any text would be true
-            if annotation.get(key, 0) not in (0, 1):
-                raise _Problem(f'{_id_of(annotation)} has {key} {annotation[key]!r}, which must be the number 0 or 1')
         if annotation.get('ignore'):
             continue
         box, size = annotation['bbox'], sizes.get(annotation['image_id'], (math.nan, math.nan))
@@ -338,7 +305,7 @@ def _check_all_objects(objects: list[dict], columns: np.ndarray, needs_objects: 
     listed = width > 0
     number, ignored, reasons = listed.sum(), np.zeros(len(objects), dtype=bool), []
     for reason, mask in (  # in mmdet's order; coordinates may be rounded to pixels
-            ('of an image that the file does not list', ~listed),
+            ('of an image that the file does not list, or that has no size', ~listed),
             ('of a category that the file does not list', known == 0),
             ('outside of their image', (x + w <= 0) | (x >= width) | (y + h <= 0) | (y >= height)),
             ('smaller than a pixel', (w < 1) | (h < 1)),
@@ -444,9 +411,8 @@ def _annotations(cfg: Config, splits: Sequence[str]) -> dict[str, set[Use]]:
                 empty=bool(dataset.get('test_mode')) or not (dataset.get('filter_cfg') or {}).get('filter_empty_gt'),
                 loading=(loader.get('color_type', 'color'), loader.get('imdecode_backend', 'cv2'))))
         for metric in metrics:  # which take the classes of the data set
-            evaluated = not metric.get('format_only')
             found[_annotation_file(metric)].add(Use(classes, masks='segm' in metric.get('metric', ''),
-                                                    objects=evaluated, evaluated=evaluated))
+                                                    objects=not metric.get('format_only')))
     found.pop('', None)
     return found
 

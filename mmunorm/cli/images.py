@@ -26,16 +26,9 @@ def draw_objects(image: np.ndarray, classes: Sequence[str] | None, labels: np.nd
                  boxes: np.ndarray | None = None, masks: np.ndarray | None = None) -> np.ndarray:
     """Draws detected objects or a class on an image, with the visualizers of mmdet and mmpretrain.
 
-    Args:
-        image (np.ndarray): uint8 BGR `(h, w, 3)`; a small one is enlarged so that labels are readable.
-        classes (Sequence[str], optional): the names of all classes.
-        labels (np.ndarray): int `(n, )`, one for each object; `(1, )` without boxes.
-        scores (np.ndarray, optional): of the objects `(n, )`; without boxes of all classes.
-        boxes (np.ndarray, optional): x1 y1 x2 y2 `(n, 4)` in pixels; None for the class of the whole image.
-        masks (np.ndarray, optional): bool `(n, h, w)`.
-
-    Returns:
-        np.ndarray: uint8 BGR.
+    `image` is uint8 BGR `(h, w, 3)`, as the result; a small one is enlarged so that labels are readable. `labels` are
+    int `(n, )`, one for each object. `boxes` are x1 y1 x2 y2 `(n, 4)` in pixels, `scores` `(n, )`, and `masks` bool
+    `(n, h, w)`. Without boxes there is one label, the class of the whole image, and `scores` are of all `classes`.
     """
     scale = drawing_scale(*image.shape[:2])
     large = mmcv.bgr2rgb(mmcv.imrescale(image, scale))

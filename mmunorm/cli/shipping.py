@@ -11,15 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmengine.config import Config
-
-from ..deploy.formats import VARIANTS
 from ..utils import PreflightError, RunError, write_text
-
-# Warm-up of UN, as a share of the training steps.
-WARMUP = 0.5
-# Learning rate after an adaptation, as a share of the config's: docs/results/conversion.md.
-ADAPTED_RATE = 0.3
 
 
 @dataclass(frozen=True)
@@ -44,11 +36,8 @@ def run_tool(command: tuple[str, ...], cwd: str | os.PathLike | None = None) -> 
 def run_stages(stages: list[Stage], out: Path) -> dict[str, float]:
     """Runs the stages that are not done yet; returns the seconds that each took, by command.
 
-    `out/ship.json` lists the finished stages. An interrupted training resumes.
-
-    Raises:
-        PreflightError: `out` has another chain.
-        RunError: a stage failed.
+    `out/ship.json` lists the finished stages; a PreflightError if it is of another chain. An interrupted training
+    resumes. A RunError if a stage failed.
     """
     file = out / 'ship.json'
     done = json.loads(file.read_text()) if file.exists() else {}
@@ -70,37 +59,3 @@ def run_stages(stages: list[Stage], out: Path) -> dict[str, float]:
         write_text(file, json.dumps(done, indent=1))
         print(f'=== done in {done[str(stage)]:.0f} s', flush=True)
     return done
-
-
-def write_recipe(converted: Path, steps: int, path: Path, adapted: bool) -> None:
-    """Writes the config of the training that follows a conversion: so many steps, with the teacher.
-
-    The rate rises for a tenth of the steps and then falls along a cosine to a hundredth. An adapted model is near its
-    goal, and gets a share of the config's own rate, which would first take it away from there.
-    """
-    cfg = Config.fromfile(converted)
-    rise = max(1, steps // 10)
-    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=steps, val_begin=steps + 1)  # the next stage tests
-    cfg.param_scheduler = [dict(type='LinearLR', start_factor=0.01, by_epoch=False, begin=0, end=rise)]
-    if rise < steps:
-        cfg.param_scheduler.append(dict(type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=False, begin=rise,
-                                        end=steps))
-    cfg.optim_wrapper.clip_grad = dict(max_norm=1.0)
-    if adapted:
-        cfg.optim_wrapper.optimizer.lr *= ADAPTED_RATE
-    cfg.log_processor = dict(by_epoch=False)
-    cfg.default_hooks.checkpoint = dict(type='CheckpointHook', by_epoch=False, interval=max(1, min(1000, steps)))
-    write_text(path, cfg.pretty_text)
-
-
-def form_of(name: str, int8: str | None) -> str | None:
-    """The row of `tools/deploy/benchmark.py` for a format and a kind of INT8; None if it has none."""
-    return next((row for row, (format_, form) in VARIANTS.items()
-                 if format_.name == name and form.int8 == int8 and not form.load_options), None)
-
-
-def newest_metrics(work_dir: Path) -> dict[str, float]:
-    """The metrics that a test tool wrote last under a work directory, without its times."""
-    logs = [path for path in work_dir.glob('*/*.json') if path.stem == path.parent.name]
-    metrics = json.loads(max(logs, key=lambda path: path.name).read_text())
-    return {name: value for name, value in metrics.items() if '/' in name}

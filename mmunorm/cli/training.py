@@ -1,4 +1,4 @@
-"""Prepares and starts a training or test run: resuming, mixed precision, hooks, and the Runner."""
+"""Prepares and starts a training or test run: hooks, and the Runner."""
 from __future__ import annotations
 
 import os
@@ -7,54 +7,15 @@ import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.registry import HOOKS, RUNNERS
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import Runner
 
-from ..checkpoints.loading import check_checkpoint, load_weights, read_checkpoint
 from ..config.models import clear_build_errors
-from ..config.pretrained import pretrained_path
 from ..engine.runner import norm_counts, unwrapped_model
 from ..utils import Interrupted, PreflightError, error_text, warn
-from .data_checks import class_name, leaf_datasets
+from .data_checks import class_name
 
-# Wrappers that merge the predictions for an image and its mirror image, as in the stock tools.
-_TTA_MODELS = dict(
-    mmdet=dict(type='DetTTAModel', tta_cfg=dict(nms=dict(type='nms', iou_threshold=0.5), max_per_img=100)),
-    mmpretrain=dict(type='mmpretrain.AverageClsScoreTTA'))
 # Variables that each launcher sets in the environment of its processes.
 _LAUNCHERS = dict(pytorch='RANK', slurm='SLURM_PROCID', mpi='OMPI_COMM_WORLD_LOCAL_RANK')
-
-
-def set_resume(cfg: Config, resume: str | None) -> None:
-    """Applies `--resume`: a checkpoint, 'auto' for the latest in the work directory, or None.
-
-    A resumed run takes all its weights from the checkpoint, so that pretrained weights need not exist.
-    """
-    if resume == 'auto' or resume is None and cfg.get('resume') and cfg.get('load_from') is None:
-        latest = find_latest_checkpoint(cfg.work_dir)
-        cfg.resume, cfg.load_from = latest is not None, latest or cfg.get('load_from')
-    elif resume is not None:
-        cfg.resume, cfg.load_from = True, resume
-    source = cfg.get('load_from')
-    if source is not None:
-        check_checkpoint(source, folder='runner_type' in cfg)  # as sharded training writes them
-    if cfg.get('resume') and pretrained_path(cfg) is not None:
-        cfg.model.backbone.init_cfg = None
-    if cfg.get('resume') and os.path.isfile(source):
-        read_checkpoint(source)  # refuses code, before a run writes anything
-
-
-def enable_amp(cfg: Config) -> None:
-    """Turns mixed precision on, float16 with a loss scale; mmengine needs a GPU for it."""
-    cfg.optim_wrapper.type = 'AmpOptimWrapper'
-    cfg.optim_wrapper.setdefault('loss_scale', 'dynamic')
-
-
-def enable_auto_scale_lr(cfg: Config) -> None:
-    """Turns on scaling of the learning rate by the batch size."""
-    if 'base_batch_size' not in (cfg.get('auto_scale_lr') or {}):
-        raise PreflightError('--auto-scale-lr needs `auto_scale_lr=dict(base_batch_size=...)` in the config: '
-                             'the total batch size that its learning rate is for.')
-    cfg.auto_scale_lr.enable = True
 
 
 def add_hooks(cfg: Config, *names: str) -> None:
@@ -63,35 +24,6 @@ def add_hooks(cfg: Config, *names: str) -> None:
     named = {class_name(hook) for hook in hooks}
     cfg.custom_hooks = [*hooks, *(dict(type=name) for name in names
                                   if name not in named and name in HOOKS.module_dict)]
-
-
-def fuse_before_test(cfg: Config) -> None:
-    """Makes a test run of `cfg` fold the model first; a `FuseNormsHook` of its `custom_hooks` has the options."""
-    # A checkpoint already has the averaged weights. EMAHook would replace them by its own copy, which is not folded.
-    cfg.custom_hooks = [hook for hook in cfg.get('custom_hooks') or [] if not class_name(hook).endswith('EMAHook')]
-    add_hooks(cfg, 'FuseNormsHook')
-
-
-def enable_tta(cfg: Config) -> None:
-    """Turns test-time augmentation on: the config's `tta_model` and `tta_pipeline`, or by default a flip."""
-    scope, lacking = cfg.get('default_scope'), [key for key in ('tta_model', 'tta_pipeline') if key not in cfg]
-    if lacking and scope not in _TTA_MODELS:
-        raise PreflightError(f'--tta: the config has no {lacking[0]}, and there are defaults for mmdet and mmpretrain '
-                             f'alone, not for default_scope={scope!r}.')
-    cfg.setdefault('tta_model', _TTA_MODELS.get(scope))
-    if class_name(cfg.tta_model) == 'DetTTAModel' and (cfg.model.get('roi_head') or cfg.model).get('mask_head'):
-        raise PreflightError("--tta: mmdet's DetTTAModel merges boxes, and this model has a mask head.")
-    for dataset in leaf_datasets(cfg, 'test'):
-        if 'tta_pipeline' in lacking:
-            *steps, pack = dataset.pipeline
-            if scope == 'mmdet':
-                pack = dict(type='PackDetInputs', meta_keys=('img_id', 'img_path', 'ori_shape', 'img_shape',
-                                                             'scale_factor', 'flip', 'flip_direction'))
-            flips = [dict(type='RandomFlip', prob=1.), dict(type='RandomFlip', prob=0.)]
-            dataset.pipeline = [*steps, dict(type='TestTimeAug', transforms=[flips, [pack]])]
-        else:
-            dataset.pipeline = cfg.tta_pipeline
-    cfg.model = dict(**cfg.tta_model, module=cfg.model)
 
 
 def build_runner(cfg: Config) -> Runner:
@@ -105,12 +37,6 @@ def build_runner(cfg: Config) -> Runner:
     with clear_build_errors():
         runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
     return runner
-
-
-def load_resumed(runner: Runner) -> None:
-    """Loads the checkpoint of a resumed run, which must be of the same model; mmengine would take any."""
-    if isinstance(runner, Runner) and runner.cfg.get('resume'):
-        load_weights(unwrapped_model(runner), runner.cfg.load_from)
 
 
 def _distribute_on_cpu(cfg: Config) -> None:

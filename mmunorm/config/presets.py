@@ -73,7 +73,7 @@ def apply_norm(cfg: Config, text: str, options: Mapping | None = None) -> None:
 
     The checkpoints that its parts start from follow where their folders are named after the config's norm:
     `work_dirs/swin_t_un_imagenet` becomes `work_dirs/swin_t_bn_imagenet`. So does the work directory if the config has
-    none. `options` are the `--cfg-options`, already merged into `cfg`; paths that they set do not change.
+    none. Paths that `options`, the `--cfg-options` already merged into `cfg`, set do not change.
     """
     name, norm_cfg = parse_preset(text)
     options, parts = options or {}, _parts(cfg)

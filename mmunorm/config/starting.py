@@ -22,10 +22,8 @@ from .pretrained import pretrained_path
 def fit_pretrained(cfg: Config) -> None:
     """Makes the checkpoints of the `init_cfg` of the model's parts ones that these can load, in place.
 
-    A file in another layout is written once more, into the work directory, with the names of mmpretrain.
-
-    Raises:
-        PreflightError: a file has no weight of the part.
+    A file in another layout is written once more, into the work directory, with the names of mmpretrain. A
+    PreflightError if a file has no weight of the part.
     """
     for name in [name for name, value in cfg.model.items() if isinstance(value, dict)]:
         path, part = pretrained_path(cfg, name), cfg.model[name]
@@ -60,8 +58,7 @@ def _fit_part(cfg: Config, name: str, path: str) -> None:
 def fit_load_from(cfg: Config) -> None:
     """Like :func:`fit_pretrained`, for the checkpoint of a whole model: `load_from` without `resume`.
 
-    Raises:
-        PreflightError: the file has no weight of the model, or `resume` would run the text of a config in it.
+    A PreflightError if the file has no weight of the model, or `resume` would run the text of a config in it.
     """
     path = cfg.get('load_from')
     if path is None or os.path.isdir(path):

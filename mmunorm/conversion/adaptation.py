@@ -25,7 +25,7 @@ from ..norms.replace import layer_norms
 from ..utils import check_module, error_text, plural
 from .agreement import Agreement, agreement, teacher_norms
 from .calls import hooked, record_calls
-from .images import batch_of, batches_of, evenly_spaced, floating, image_warnings, single_images
+from .images import batch_of, batches_of, floating, image_warnings, single_images
 from .report import ConversionError
 from .statistics import error_over_variance, mean_and_square, token_sums, tokens_of
 
@@ -49,8 +49,8 @@ class AdaptReport:
     @property
     def norms(self) -> dict[str, tuple[float, float]]:
         """By name, the error of a norm's output before and after."""
-        first, *_, last = self.agreements.values()
-        return {name: (error, last.norms[name]) for name, error in first.norms.items()}
+        reached = list(self.agreements.values())
+        return {name: (error, reached[-1].norms[name]) for name, error in reached[0].norms.items()}
 
     def __str__(self) -> str:
         lines = [f'{phase}: {reached}' for phase, reached in self.agreements.items()]
@@ -96,9 +96,14 @@ def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *, bl
             converted norms or half precision, the teacher is of another architecture, unrelated or shares weights, or
             there are no images or outputs on them are not finite.
     """
-    check_count('steps', steps, 0)
-    phases = {BLOCKS: (steps // 3 if block_steps is None else block_steps, block_lr), WHOLE: (steps, lr)}
-    _check_numbers(phases, batch_size, tokens)
+    block_steps = steps // 3 if block_steps is None else block_steps
+    for name, value, minimum in (('steps', steps, 0), ('block_steps', block_steps, 0), ('batch_size', batch_size, 1),
+                                 ('tokens', 1 if tokens is None else tokens, 1)):
+        check_count(name, value, minimum)
+    for name, rate in dict(lr=lr, block_lr=block_lr).items():
+        if not isinstance(rate, (int, float)) or not 0 < rate < math.inf:  # YAML reads 1e-4 as a str
+            raise ConversionError(f'{name} must be a positive number, got {rate!r}')
+    phases = {BLOCKS: (block_steps, block_lr), WHOLE: (steps, lr)}
     notes = _check_pair(model, teacher)
     images, held_out = _split(images, held_out)
     if tokens is not None and not is_any(model, [_VIT]):
@@ -106,19 +111,8 @@ def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *, bl
         notes.append(f'all tokens in each step: {type(model).__name__} has windows or no patch_drop')
     # Also where gradients are off.
     with torch.inference_mode(False), torch.enable_grad(), eval_mode(model, teacher):
-        return _train(_Pair(model, teacher, tokens), _Data(images, held_out, batch_size, augment), phases, notes,
-                      progress)
-
-
-def _check_numbers(phases: dict[str, tuple], batch_size: int, tokens: int | None) -> None:
-    for (steps, lr), prefix in zip(phases.values(), ('block_', ''), strict=True):
-        check_count(f'{prefix}steps', steps, 0)
-        if not isinstance(lr, (int, float)) or not 0 < lr < math.inf:  # YAML reads 1e-4 as a str
-            raise ConversionError(f'{prefix}lr must be a positive number, got {lr!r}')
-    if not any(steps for steps, _ in phases.values()):
-        raise ConversionError('steps=0, block_steps=0: at least one step is needed')
-    check_count('batch_size', batch_size, 1)
-    check_count('tokens', 1 if tokens is None else tokens, 1)
+        return _train(_Pair(model, teacher, tokens), _Data(images, held_out, min(batch_size, len(images)), augment),
+                      phases, notes, progress)
 
 
 def _split(images, held_out) -> tuple[Sequence, Sequence]:
@@ -209,9 +203,6 @@ class _Data:
     batch_size: int
     augment: Callable[[Tensor, torch.Generator], Tensor]
 
-    def __post_init__(self):
-        self.batch_size = min(self.batch_size, len(self.images))
-
     def drawn(self, device: torch.device, generator: torch.Generator, number: int | None = None) -> Tensor:
         """A random batch, augmented."""
         chosen = torch.randperm(len(self.images), generator=generator)[:number or self.batch_size].tolist()
@@ -219,7 +210,8 @@ class _Data:
 
     def checked(self, device: torch.device) -> Tensor:
         """Some held-out images."""
-        chosen = evenly_spaced(len(self.held_out), min(CHECKED_IMAGES, CHECKED_BATCHES * self.batch_size))
+        number = min(CHECKED_IMAGES, CHECKED_BATCHES * self.batch_size, len(self.held_out))
+        chosen = torch.linspace(0, len(self.held_out) - 1, number).long().tolist()  # evenly spaced
         return floating(batch_of(self.held_out, chosen, device, 'held_out'), 'held_out')
 
 
@@ -301,30 +293,29 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> list[str]:
     """
     check_module(model)
     check_module(teacher, 'teacher')
-    names = teacher_norms(teacher)
+    norms = tuple(f'{name}.' for name in teacher_norms(teacher))
     for role, module in dict(model=model, teacher=teacher).items():
         for name, weight in module.named_parameters():
-            if weight.is_floating_point() and weight.dtype not in (torch.float32, torch.float64):
+            if weight.dtype in (torch.float16, torch.bfloat16):
                 raise ConversionError(f'{role}: {name} is {weight.dtype}; train in float32, bfloat16 is used inside')
-    shapes, teacher_shapes = (
-        {name: str(tuple(weight.shape)) for name, weight in module.named_parameters()
-         if not any(name.startswith(f'{norm}.') for norm in names)} for module in (model, teacher))
-    for name in {**teacher_shapes, **shapes}:
-        if shapes.get(name) != teacher_shapes.get(name):
-            raise ConversionError(f'teacher: has another architecture: {name} is {teacher_shapes.get(name, "missing")} '
-                                  f'in it and {shapes.get(name, "missing")} in the model')
-    if not any(isinstance(part, OfflineNorm) for name in names for part in model.get_submodule(name).modules()):
+    weights, others = ({name: weight.detach() for name, weight in module.named_parameters()
+                        if not name.startswith(norms)} for module in (model, teacher))
+    shapes, wanted = ({name: tuple(weight.shape) for name, weight in found.items()} for found in (weights, others))
+    for name in wanted | shapes:
+        if shapes.get(name) != wanted.get(name):
+            raise ConversionError(f'teacher: has another architecture: {name} is {wanted.get(name, "missing")} in it '
+                                  f'and {shapes.get(name, "missing")} in the model')
+    if not any(isinstance(part, OfflineNorm) for name in norms for part in model.get_submodule(name[:-1]).modules()):
         raise ConversionError(f'model: {type(model).__name__} has no norms to adapt; call convert_norms first')
     trained = {weight.data_ptr(): name for name, weight in model.named_parameters()
                if weight.requires_grad and weight.numel()}
     if not trained:
         raise ConversionError('model: none of its weights requires a gradient')
-    for weight in teacher.parameters():
-        if weight.data_ptr() in trained:
-            raise ConversionError(f'teacher: shares {trained[weight.data_ptr()]} with the model; take a copy.deepcopy')
-    difference, size = 0., 0.
-    for name in shapes:
-        x, y = (module.get_parameter(name).detach().double() for module in (model, teacher))
+    if shared := [trained[weight.data_ptr()] for weight in teacher.parameters() if weight.data_ptr() in trained]:
+        raise ConversionError(f'teacher: shares {shared[0]} with the model; take a copy.deepcopy')
+    difference = size = 0.
+    for name, weight in weights.items():
+        x, y = weight.double(), others[name].double()
         difference += (x - y).square().sum().item()
         size += (x.square().sum() + y.square().sum()).item()
     share = (2 * difference / size) ** 0.5 if size else 0.  # 1.41 for independent weights
@@ -354,9 +345,6 @@ def _parts(model: nn.Module, norms: set[nn.Module], without_channels: set[nn.Mod
 @contextmanager
 def _sampled_tokens(models: Sequence[nn.Module], tokens: int | None, generator: torch.Generator) -> Iterator[None]:
     """A context in which both models use the prefix tokens and the same random patch tokens of each image."""
-    if tokens is None:
-        yield
-        return
     chosen = []
 
     def sample(module: nn.Module, args: tuple, kwargs: dict, x: Tensor) -> Tensor:
@@ -366,7 +354,8 @@ def _sampled_tokens(models: Sequence[nn.Module], tokens: int | None, generator: 
             chosen.append(torch.cat([torch.arange(prefix).expand(len(x), -1), order], 1).to(x.device))
         return x.gather(1, chosen[0][..., None].expand(-1, -1, x.shape[-1]))
 
-    with hooked([model.patch_drop for model in models], sample):  # after the positional embedding
+    # After the positional embedding.
+    with hooked([] if tokens is None else [model.patch_drop for model in models], sample):
         yield
 
 

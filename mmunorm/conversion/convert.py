@@ -241,15 +241,17 @@ def _inspect(model: nn.Module, batches: list, names: Mapping[str, nn.Module], ke
              bar: tqdm) -> tuple[dict[nn.Module, InputStats], dict[nn.Module, str]]:
     """The statistics of the inputs of all LayerNorms, in the order in which they run, and what no offline norm can be.
 
-    Raises:
-        ConversionError: no LayerNorm can be converted, or the input of one is not finite.
+    A ConversionError if no LayerNorm can be converted, or the input of one is not finite.
     """
     stats: dict[nn.Module, InputStats] = {}
     for name, norm in names.items():
         stats.setdefault(norm, InputStats(norm, name))
     with ExternalReaders(stats) as readers:
         stats = _measure(model, batches, stats, bar)
-    obstacles = _obstacles(stats, readers.found)
+    for norm, function in readers.found.items():
+        stats[norm].obstacle = stats[norm].obstacle or f'has a weight or bias that {function} reads outside of it'
+    obstacles = {norm: measured.obstacle or 'did not run on these samples' for norm, measured in stats.items()
+                 if measured.obstacle or not measured.tokens}
     if kept.keys() | obstacles.keys() == stats.keys():
         reason = next(f'{stats[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
         which = 'its LayerNorm cannot' if len(stats) == 1 else f'none of its {len(stats)} LayerNorms can'
@@ -258,19 +260,6 @@ def _inspect(model: nn.Module, batches: list, names: Mapping[str, nn.Module], ke
         if norm not in obstacles:
             measured.check('in the model as it is')
     return stats, obstacles
-
-
-def _obstacles(stats: Mapping[nn.Module, InputStats], readers: Mapping[nn.Module, str]) -> dict[nn.Module, str]:
-    """By norm, why no offline norm can replace it; `readers` are the functions that read its weights elsewhere."""
-    obstacles = {}
-    for norm, measured in stats.items():
-        if measured.obstacle:
-            obstacles[norm] = measured.obstacle
-        elif norm in readers:
-            obstacles[norm] = f'has a weight or bias that {readers[norm]} reads outside of it'
-        elif not measured.tokens:
-            obstacles[norm] = 'did not run on these samples'
-    return obstacles
 
 
 def _unknown_norms(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]:
@@ -394,7 +383,7 @@ def _measure(model: nn.Module, batches: list, stats: dict[nn.Module, InputStats]
 
     with hooked([module for module, measured in stats.items() if len(measured.norm.normalized_shape) == 1], hook):
         for batch in batches:
-            run_checked(model, batch)
+            run(model, batch)
             bar.update()
     return {measured.norm: measured for measured in [*ran.values(), *stats.values()]}
 
@@ -428,7 +417,7 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
                     fitted[target].sums -= old
                 sums[index] = {}
                 for batch in group:
-                    _run(model, batch)
+                    run(model, batch)
                     bar.update()
     for target, measured in fitted.items():
         measured.sums = sum((group[target] for group in sums if target in group), torch.zeros_like(measured.sums))
@@ -437,32 +426,21 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
     return fitted
 
 
-def run_checked(model: nn.Module, batch) -> None:
-    """`_run`, with an error that explains batches: single images, or arrays, are likely mistakes."""
-    inputs = _inputs(batch)
+def run(model: nn.Module, batch) -> None:
+    """One forward pass, on a copy: the model may write to its inputs. An error explains single images or arrays."""
+    inputs, device = batch[0] if isinstance(batch, (tuple, list)) else batch, next(model.parameters()).device
     if not isinstance(inputs, (Tensor, Mapping)):
         raise ConversionError(f'batches: a batch must be a tensor or a Mapping, got {type(inputs).__name__}')
     try:
-        _run(model, batch)
+        if isinstance(inputs, Tensor):
+            model(inputs.to(device, copy=True))
+        elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
+            model(**model.data_preprocessor(inputs, False), mode='tensor')
+        else:
+            model(**{key: value.to(device, copy=True) if isinstance(value, Tensor) else value
+                     for key, value in inputs.items()})
     except (AssertionError, IndexError, RuntimeError, ValueError) as error:
         if isinstance(error, ConversionError) or not isinstance(inputs, Tensor) or inputs.dim() != 3:
             raise
         raise ConversionError(f'batches: {type(model).__name__} does not take a tensor of {tuple(inputs.shape)}; if it '
                               f'is one image, stack images to batches of (N, C, H, W): {error_text(error)}') from error
-
-
-def _run(model: nn.Module, batch) -> None:
-    """One forward pass, on a copy: the model may write to its inputs. Its output is not needed."""
-    device, batch = next(model.parameters()).device, _inputs(batch)
-    if not isinstance(batch, Mapping):
-        model(batch.to(device, copy=True))
-    elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
-        model(**model.data_preprocessor(batch, False), mode='tensor')
-    else:
-        model(**{key: value.to(device, copy=True) if isinstance(value, Tensor) else value
-                 for key, value in batch.items()})
-
-
-def _inputs(batch):
-    """The input of the model: the first entry of a tuple or list."""
-    return batch[0] if isinstance(batch, (tuple, list)) else batch

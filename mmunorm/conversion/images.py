@@ -32,10 +32,7 @@ class _LoaderImages(Sequence):
 def single_images(images, name: str) -> Sequence:
     """Single images by index: a tensor `(N, C, H, W)` or a data set of images, or those of batches or a DataLoader.
 
-    Batches are held in memory.
-
-    Raises:
-        ConversionError: there is none, or a batch is no tensor `(N, C, H, W)`.
+    Batches are held in memory. A ConversionError if there is none, or a batch is no tensor `(N, C, H, W)`.
     """
     if isinstance(images, DataLoader) and not isinstance(images.dataset, IterableDataset):
         found = _LoaderImages(images)
@@ -114,11 +111,6 @@ def floating(images: Tensor, name: str) -> Tensor:
         what = f'{tuple(images.shape)} {images.dtype}' if isinstance(images, Tensor) else type(images).__name__
         raise ConversionError(f'{name}: {what}; must be floating-point, normalized images (N, C, H, W)')
     return images
-
-
-def evenly_spaced(number: int, at_most: int) -> list[int]:
-    """Up to `at_most` evenly spaced indices below `number`."""
-    return torch.linspace(0, number - 1, min(at_most, number)).long().tolist()
 
 
 def image_warnings(batches: Iterable, few: int = FEW) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ from ..norms.layers import channel_axis, input_of
 from ..registry import print_log
 from ..utils import check_module
 from .calls import hooked
-from .convert import ConversionError, run_checked
+from .convert import run
 from .images import all_batches, image_warnings
+from .report import ConversionError
 from .statistics import valid_tokens
 
 
@@ -58,7 +59,7 @@ def update_norms(model: nn.Module, batches, progress: bool = False) -> None:
     try:
         with eval_mode(model), hooked(norms.values(), hook, before=True):
             for batch in tqdm(batches, desc='measuring', unit='batch', disable=None if progress else True):
-                run_checked(inner, batch)
+                run(inner, batch)
         if not sums:
             raise ConversionError('batches: there is none, or no norm runs on them')
         for name, norm in norms.items():

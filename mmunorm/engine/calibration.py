@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -52,13 +53,11 @@ def samples_of(batches: Sequence[dict]) -> list[dict]:
     return [dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True)]
 
 
-def read_header(path: str | os.PathLike) -> tuple[tuple[int, int], bool]:
+def read_header(path: str | os.PathLike) -> tuple[tuple[int, int] | None, bool]:
     """The size `(width, height)` of an image file, and whether its EXIF orientation turns it by a quarter.
 
-    Reads the header and the end, and all of a PNG or JPEG file that does not end as one.
-
-    Raises:
-        OSError: the file is missing, empty, truncated, or not an image.
+    Reads the header and the end, and all of a PNG or JPEG file that does not end as one. An image that is larger than
+    Pillow opens has the size None. An OSError if the file is missing, empty, truncated, or not an image.
     """
     try:
         with Image.open(path) as image, open(path, 'rb') as file:
@@ -66,8 +65,10 @@ def read_header(path: str | os.PathLike) -> tuple[tuple[int, int], bool]:
             if _ENDS.get(image.format, b'') not in file.read():
                 image.load()
             return image.size, image.getexif().get(_ORIENTATION, 1) > 4
-    except (FileNotFoundError, Image.DecompressionBombError):
+    except FileNotFoundError:
         raise
+    except Image.DecompressionBombError:
+        return None, False
     except Exception as error:  # Pillow's readers may raise anything
         raise OSError(0, 'it is empty, truncated, or not an image') from error
 
@@ -116,11 +117,7 @@ def training_images(cfg: Config, number: int) -> list[Tensor]:
 
 def test_images(cfg: Config, number: int) -> list[Tensor]:
     """The first `number` test images, uint8 `(3, h, w)`, repeated if there are too few."""
-    images = []
-    for batch in _loader(cfg, 'test'):
-        images += batch['inputs']
-        if len(images) >= number:
-            break
+    images = list(islice(chain.from_iterable(batch['inputs'] for batch in _loader(cfg, 'test')), number))
     return (images * number)[:number]
 
 

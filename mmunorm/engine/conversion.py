@@ -1,24 +1,18 @@
-"""Conversion of models of OpenMMLab: the adaptation of their backbones, and their configs and checkpoints."""
+"""Conversion of models of OpenMMLab: the norm that they get, and the adaptation of their backbones."""
 from __future__ import annotations
 
-import copy
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
-from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
-from mmengine.runner.checkpoint import save_checkpoint, weights_to_cpu
-from mmpretrain.models.classifiers import BaseClassifier
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ..config.presets import REPLACED_TYPE, parse_preset
-from ..conversion import AdaptReport, ConversionError, ConversionReport, adapt
+from ..config.presets import parse_preset
+from ..conversion import AdaptReport, ConversionError, adapt
 from ..conversion.convert import build_target
 from ..norms.layers import norm_layers
-from ..utils import PreflightError, whole_file, write_text
+from ..utils import PreflightError
 
 RATE = 1e-3  # of the adaptation
 
@@ -26,8 +20,7 @@ RATE = 1e-3  # of the adaptation
 def parse_goal(text: str) -> tuple[str, dict]:
     """The name and the config of the norm given by `--to`. It keeps the statistics of the conversion images.
 
-    Raises:
-        PreflightError: the norm is unknown, or a LayerNorm cannot be converted to it.
+    A PreflightError if the norm is unknown, or a LayerNorm cannot be converted to it.
     """
     name, norm_cfg = parse_preset(text)
     if norm_cfg.get('centered') is True:
@@ -39,72 +32,6 @@ def parse_goal(text: str) -> tuple[str, dict]:
     except ConversionError as error:
         raise PreflightError(f'--to {text}: {error}.') from error
     return name, norm_cfg
-
-
-def check_converted(folder: str | os.PathLike, name: str, checkpoint: str) -> None:
-    """Checks that :func:`save_converted` would only overwrite its own files.
-
-    Raises:
-        PreflightError: it would overwrite another file.
-    """
-    paths = [Path(folder, f'{name}.{suffix}') for suffix in ('pth', 'py')]
-    if os.path.realpath(paths[0]) == os.path.realpath(checkpoint):
-        raise PreflightError(f'--out {folder}: {paths[0]} is the checkpoint to convert; choose another folder.')
-    for path in paths:
-        if path.exists() and not path.with_suffix('.md').exists():
-            raise PreflightError(f'--out {folder}: {path} is not from a conversion; choose another folder.')
-
-
-def converted_config(cfg: Config, model: nn.Module, report: ConversionReport, norm_cfg: dict,
-                     teacher: str) -> Config:
-    """The config of a converted model: its type is `ReplacedNorms`, with a list of the converted norms.
-
-    It is trained by distillation from the LayerNorm model. `cfg` is unchanged.
-
-    Args:
-        cfg (Config): config of the model with LayerNorm; `teacher` (str) is its checkpoint.
-        model (nn.Module): the converted model; `report` (ConversionReport) is the result of `convert_norms`.
-    """
-    new = copy.deepcopy(cfg)
-    new.pop('pretrained', None)
-    imports = new.get('custom_imports') or dict(imports=[], allow_failed_imports=False)
-    listed = [imports['imports']] if isinstance(imports['imports'], str) else imports['imports']
-    new.custom_imports = {**imports, 'imports': list(dict.fromkeys([*listed, 'mmunorm']))}
-    if isinstance(new.model.get('backbone'), dict):
-        new.model.backbone.init_cfg = None  # the checkpoint has all weights
-    if isinstance(new.model.get('backbone'), dict) or isinstance(model, BaseClassifier):
-        new.custom_hooks = [*(new.get('custom_hooks') or []), dict(type='DistillationHook', checkpoint=teacher)]
-    converted = {model.get_submodule(norm.norm) for norm in report.converted}
-    names = [name for name, module in model.named_modules(remove_duplicate=False) if module in converted]
-    new.model.update(type=REPLACED_TYPE, of=new.model.type, norm_cfg=dict(norm_cfg), converted=names)
-    return new
-
-
-def save_converted(model: nn.Module, cfg: Config, report: ConversionReport, folder: str | os.PathLike, name: str,
-                   meta: dict | None = None) -> list[Path]:
-    """Writes checkpoint, config, and the report as Markdown, each file atomically.
-
-    Args:
-        model (nn.Module): the converted model; `report` (ConversionReport) is the result of `convert_norms`.
-        cfg (Config): the result of :func:`converted_config`; the written config loads the checkpoint.
-        folder: output folder, created if missing. `name` (str) is the name of the files, without suffix.
-        meta (dict, optional): the `meta` of the original checkpoint, such as its `dataset_meta`.
-
-    Returns:
-        The paths.
-    """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    checkpoint, config, table = (folder / f'{name}.{suffix}' for suffix in ('pth', 'py', 'md'))
-    cfg = copy.deepcopy(cfg)
-    cfg.load_from = str(checkpoint)
-    kept = {key: value for key, value in (meta or {}).items() if key == 'dataset_meta'}
-    with whole_file(checkpoint) as part:
-        save_checkpoint(dict(meta={**kept, 'cfg': cfg.pretty_text}, state_dict=weights_to_cpu(model.state_dict())),
-                        str(part))
-    write_text(config, cfg.pretty_text)
-    write_text(table, report.markdown())
-    return [checkpoint, config, table]
 
 
 def backbone_of(model: nn.Module) -> nn.Module | None:
@@ -134,10 +61,11 @@ class _Inputs(Dataset):
 
 def adapt_backbone(model: nn.Module, teacher: nn.Module, samples: Sequence[dict], steps: int,
                    batch_size: int) -> AdaptReport:
-    """Trains a converted backbone, in place, to reproduce its outputs with LayerNorm (:func:`mmunorm.adapt`).
+    """Trains a converted backbone, in place, to reproduce its outputs with LayerNorm, a third of the steps block by
+    block.
 
-    A third of the steps is block by block. `model` must have a :func:`backbone_of`; `teacher` is the backbone with
-    LayerNorm, and `samples` are single images as of `FolderImages` or `samples_of`.
+    `model` must have a :func:`backbone_of`; `teacher` is the backbone with LayerNorm, and `samples` are single images
+    as of `FolderImages` or `samples_of`.
     """
     return adapt(backbone_of(model), teacher, _Inputs(samples, model.data_preprocessor), steps - steps // 3,
                  block_steps=steps // 3, batch_size=batch_size, lr=RATE, block_lr=RATE, progress=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 from collections import Counter
 
 from mmengine.hooks import CheckpointHook
-from mmengine.model import BaseTTAModel, is_model_wrapper
+from mmengine.model import is_model_wrapper
 from torch import nn
 
 from ..norms.layers import norm_layers
 
 
 def unwrapped_model(runner) -> nn.Module:
-    """The model itself, without DistributedDataParallel, test-time augmentation or the like around it."""
+    """The model itself, without DistributedDataParallel or the like around it."""
     model = runner.model
-    while is_model_wrapper(model) or isinstance(model, BaseTTAModel):
+    while is_model_wrapper(model):
         model = model.module
     return model
 

@@ -113,9 +113,7 @@ DEFAULT_NORM_CFG = dict(type='UN')
 def check_norm_cfg(norm_cfg: dict, name: str = 'norm_cfg') -> dict:
     """Returns `norm_cfg` if it is a dict with the `type` of a registered norm, and no argument is misspelt.
 
-    Raises:
-        TypeError: it is none, or an argument is misspelt.
-        KeyError: no norm of this type is registered.
+    A TypeError if it is none, or an argument is misspelt; a KeyError if no norm of this type is registered.
     """
     if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
         raise TypeError(f"{name}={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")

@@ -47,14 +47,6 @@ def is_channels_first(norm: nn.Module) -> bool:
     return isinstance(norm, (nn.GroupNorm, _NormBase)) or '2d' in type(norm).__name__.lower()
 
 
-def num_channels(norm: nn.Module) -> int | None:
-    """Channels of a norm; None for a LayerNorm over several dimensions."""
-    shape = getattr(norm, 'normalized_shape', None)
-    if shape is not None:
-        return shape[0] if len(shape) == 1 else None
-    return getattr(norm, 'num_channels', getattr(norm, 'num_features', None))
-
-
 def channel_axis(norm: nn.Module, kwargs: dict) -> int:
     """The dimension of the channels in a call with these keyword arguments: mmpretrain's LN2d takes either format."""
     return 1 if is_channels_first(norm) and kwargs.get('data_format') != 'channel_last' else -1

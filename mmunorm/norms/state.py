@@ -73,10 +73,6 @@ class OfflineState(Norm):
             self.register_buffer(name, None if value is None else _at_least_float32(value))
         self.exact_steps = None if isinstance(warmup_iters, float) else max(warmup_iters or 0, activations, gradients)
 
-    def scale_and_shift(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """`scale` and `shift` of `y = scale * x + shift` at inference, `(C,)`, differentiable."""
-        raise NotImplementedError
-
     def affine(self) -> tuple[Tensor, Tensor]:
         """`scale` and `shift` of the norm at inference, `y = scale * x + shift` (Eq. 1): two `(C,)` float64 tensors.
 
@@ -85,7 +81,7 @@ class OfflineState(Norm):
         """
         if self.fold_obstacle:
             raise RuntimeError(f'{type(self).__name__} is not an affine map: it {self.fold_obstacle}')
-        scale, shift = self.scale_and_shift(torch.float64)
+        scale, shift = self.scale_and_shift(torch.float64)  # a subclass has it
         return scale.detach(), shift.detach()
 
     @torch.no_grad()

@@ -24,13 +24,11 @@ def _at_least_float32(a, b):
 
 
 def nms(boxes, scores, iou_threshold, offset):
-    """Greedy non-maximum suppression: int64 indices of the kept boxes, highest score first.
+    """Greedy non-maximum suppression: int64 indices of the kept boxes, highest score first; equal scores keep their
+    order.
 
-    Args:
-        boxes (Tensor): (N, 4), x1 y1 x2 y2, any real dtype.
-        scores (Tensor): (N,), any real dtype. Equal scores keep their order.
-        iou_threshold (float): A box is dropped if its IoU with a kept one is strictly above this.
-        offset (int): Added to every width and height, 0 or 1 (1: coordinates are pixel indices).
+    A box of (N, 4) x1 y1 x2 y2 is dropped if its IoU with a kept one is strictly above the threshold. `offset` is added
+    to every width and height: 1 where coordinates are pixel indices.
     """
     dtype = _at_least_float32(boxes, scores)
     if offset:
@@ -45,20 +43,13 @@ def nms(boxes, scores, iou_threshold, offset):
 
 def roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height, aligned_width,
                       spatial_scale, sampling_ratio, pool_mode, aligned):
-    """RoIAlign with average pooling of `input` (N, C, H, W), written into `output`.
+    """RoIAlign with average pooling of `input` (N, C, H, W), written into `output` (K, C, height, width).
 
-    Args:
-        rois (Tensor): (K, 5), image index and x1 y1 x2 y2; its dtype may differ from that of `input`.
-        output (Tensor): (K, C, aligned_height, aligned_width), overwritten.
-        argmax_y, argmax_x (Tensor): Used by max pooling only.
-        spatial_scale (float): Factor from the coordinates of `rois` to those of `input`.
-        sampling_ratio (int): Samples per bin in each direction; 0 means as many as the bin has pixels.
-        aligned (bool): Shift by half a pixel; False is the older convention, with sides of at least 1.
+    `rois` are (K, 5), image index and x1 y1 x2 y2, of any dtype.
 
     Raises:
         NotImplementedError: `pool_mode` is 0, for maximum, and not 1.
-        ValueError: A box is outside of the input. The numbers in `rois` are checked only on the CPU; on a GPU, the
-            check would need a synchronization in each call.
+        ValueError: a box is outside of the input; on a GPU, the check would need a synchronization in each call.
     """
     if pool_mode != 1:
         _refuse("roi_align with pool_mode='max'")

@@ -7,13 +7,16 @@ from mmunorm.cli import training
 from mmunorm.engine import OfflineNormHook, SyncNormsHook
 from mmunorm.utils import PreflightError
 
+from .. import tiny_runs
+
 
 def test_auto_scale_lr_needs_a_base():
     cfg = Config(dict(auto_scale_lr=dict(base_batch_size=16)))
-    training.enable_auto_scale_lr(cfg)
+    enable = tiny_runs.load_tool('train').enable_auto_scale_lr
+    enable(cfg)
     assert cfg.auto_scale_lr == dict(base_batch_size=16, enable=True)
     with pytest.raises(PreflightError, match='base_batch_size'):
-        training.enable_auto_scale_lr(Config({}))
+        enable(Config({}))
 
 
 def test_pytorch_launcher_without_torchrun(monkeypatch):
@@ -50,11 +53,3 @@ def test_a_schedule_that_is_longer_than_the_run(warm_up, message, capsys):
     training.check_schedule(SimpleNamespace(cfg=one, max_epochs=1, max_iters=100))
     assert ('.by_epoch=False, param_scheduler.0.convert_to_iter_based=False and param_scheduler.0.end in steps, for '
             'example to 10.' in capsys.readouterr().err)
-
-
-def test_tta_errors():
-    cfg = Config(dict(default_scope='mmdet', model=dict(roi_head=dict(mask_head=dict(type='FCNMaskHead')))))
-    with pytest.raises(PreflightError, match='DetTTAModel merges boxes, and this model has a mask head'):
-        training.enable_tta(cfg)
-    with pytest.raises(PreflightError, match="no tta_pipeline, .* not for default_scope='mmseg'"):
-        training.enable_tta(Config(dict(default_scope='mmseg', model={}, tta_model=dict(type='SegTTAModel'))))

@@ -18,7 +18,7 @@ from mmunorm.norms import MABN, PN, UN, TokenBN
 from mmunorm.utils import PreflightError
 
 from ..runs import loader, runner
-from ..versions import CPUGradScaler, amp_on_a_cpu
+from ..versions import amp_on_a_cpu, cpu_grad_scaler
 
 NAMED = re.compile('warmup_iters|last of the')
 
@@ -163,7 +163,7 @@ def test_a_loss_scale_cancels(norm):
     """Scales are powers of two, and cancel without rounding. A step that overflows is a forward pass alone."""
     scaled, plain = Regression(norm), Regression(norm)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (scaled, plain)]
-    scaler = CPUGradScaler(init_scale=2.**20, growth_interval=5)
+    scaler = cpu_grad_scaler(init_scale=2.**20, growth_interval=5)
     skipped, scales = [], []
     for step in range(120):
         for optimizer in optimizers:

@@ -32,15 +32,6 @@ def test_compiled_variance_of_huge_statistics_is_finite():
     assert root_variance(record).isfinite()
 
 
-@given(hnp.arrays(np.float64, st.integers(1, 10), elements=positive))
-def test_am_gm_bound(values):
-    """`AM - GM <= M * V(sqrt)` with the population variance, always."""
-    r = torch.from_numpy(values)[:, None]
-    gap = arithmetic_mean(r) - geometric_mean(r)
-    assert -1e-9 * values.max() <= gap.item()
-    assert gap.item() <= len(values) * np.sqrt(values).var() + 1e-9 * values.max()
-
-
 @given(records, st.data())
 def test_outlier_equals_equation_18_in_numpy(omega_prev, data):
     newest = data.draw(hnp.arrays(np.float64, omega_prev.shape[1:], elements=positive))

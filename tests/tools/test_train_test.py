@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from mmengine.config import Config
 
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
@@ -80,35 +79,6 @@ def test_a_detector_starts_from_a_classifier_and_is_tested(tmp_path):
     assert [len(item['pred_instances']['scores']) for item in predictions] == [5, 5]
     assert {'counts', 'size'} == set(predictions[0]['pred_instances']['masks'][0])
     assert len(list(tmp_path.glob('w/*/images/*.jpg'))) == 2
-
-
-def test_tta_averages_an_image_and_its_mirror_image(classifier, tmp_path):
-    config, checkpoint, _ = classifier
-    mirror = tmp_path / 'mirror.py'
-    mirror.write_text(f"_base_ = ['{config}']\nfrom copy import deepcopy\ntest_dataloader = deepcopy("
-                      "_base_.test_dataloader)\ntest_dataloader.dataset.pipeline.insert(2, dict(type='RandomFlip', "
-                      'prob=1.))\n')
-    custom = tmp_path / 'custom.py'
-    custom.write_text(f"_base_ = ['{mirror}']\ntta_model = dict(type='AverageClsScoreTTA')\ntta_pipeline = [*_base_."
-                      "pipeline[:2], dict(type='TestTimeAug', transforms=[[_base_.pipeline[2]]])]\n")
-    scores = []
-    for path, *flags in ((config, ), (mirror, ), (config, '--tta', '--fuse'), (custom, '--tta')):
-        tiny_runs.call('test', path, checkpoint, '--work-dir', 'w', '--out', 'predictions.pkl', *flags, '--cfg-options',
-                       'test_dataloader.sampler.shuffle=False')
-        scores.append(torch.stack([sample['pred_score'] for sample in load_predictions()]))
-    plain, mirrored, tta, one_view = scores
-    assert not torch.allclose(plain, mirrored)
-    torch.testing.assert_close(tta, (plain + mirrored) / 2)
-    torch.testing.assert_close(one_view, plain)
-
-
-def test_tta_of_a_detector(tmp_path):
-    config, options = tiny_runs.write_detector(tmp_path)
-    config.write_text(config.read_text().replace('maskrcnn', 'fasterrcnn'))
-    tiny_runs.save_weights(Config.fromfile(config), 'a.pth', [f'class {i}' for i in range(80)])
-    tiny_runs.call('test', config, 'a.pth', '--tta', '--work-dir', 'w', '--out', 'predictions.pkl', '--cfg-options',
-                   *options)
-    assert all(len(item['pred_instances']['scores']) > 5 for item in load_predictions())  # five of each view
 
 
 def test_layer_norms_are_folded_as_the_hook_says(classifier, tmp_path, capsys):

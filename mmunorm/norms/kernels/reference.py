@@ -34,11 +34,6 @@ def _sum_over_tokens(values: Tensor) -> Tensor:
     return values.sum(dim=_TOKENS[:values.dim() - 1])
 
 
-def count_tokens(x: Tensor, valid: Tensor | None) -> int | Tensor:
-    """How many tokens have a part in the statistics."""
-    return num_tokens(x) if valid is None else valid.sum()
-
-
 def _over_valid(values: Tensor, valid: Tensor | None) -> Tensor:
     """The values, 0 where a token is padding: it may hold inf or NaN, which a product with zero would keep."""
     return values if valid is None else torch.where(valid.unsqueeze(-1), values, 0)
@@ -46,7 +41,8 @@ def _over_valid(values: Tensor, valid: Tensor | None) -> Tensor:
 
 def _mean_over_tokens(values: Tensor, valid: Tensor | None) -> Tensor:
     """Mean over the valid tokens; NaN if there are none."""
-    return _sum_over_tokens(_over_valid(values, valid)) / count_tokens(values, valid)
+    count = num_tokens(values) if valid is None else valid.sum()
+    return _sum_over_tokens(_over_valid(values, valid)) / count
 
 
 def second_moment(x: Tensor, valid: Tensor | None = None) -> Tensor:

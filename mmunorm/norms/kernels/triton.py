@@ -179,11 +179,10 @@ def _map(x, slope, constant, rstd, dy, direct, valid, out, tokens, channels, BLO
 def average_activation(statistic: Tensor, weight: Tensor, t: Tensor, running_var: Tensor, record: Tensor,
                        num_outliers: Tensor | None, exact_steps: int, alpha: float,
                        eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """`UN.average` of the statistic, in one launch; it averages after `exact_steps` steps.
+    """`UN.average` of the statistic, `(C,)` or the `(P, C)` of :func:`second_moment_parts`, in one launch.
 
-    `statistic` is `(C,)`, or the `(P, C)` of :func:`second_moment_parts`. Returns `1 / sqrt(var_hat + eps)`, `weight`
-    times that, `averaged`, `outlier` and the statistic. Updates `t`, `running_var`, `record`, and `num_outliers`, None
-    without the filter.
+    It averages after `exact_steps` steps. Returns `1 / sqrt(var_hat + eps)`, `weight` times that, `averaged`, `outlier`
+    and the statistic. Updates `t`, `running_var`, `record`, and `num_outliers`, None without the filter.
     """
     parts = statistic.unsqueeze(0) if statistic.dim() == 1 else statistic
     rstd, scale, s = torch.empty(3, len(weight), dtype=torch.float32, device=weight.device)

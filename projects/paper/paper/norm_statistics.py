@@ -20,7 +20,7 @@ from mmunorm.norms import OfflineNorm
 from mmunorm.norms.base import check_count
 from mmunorm.norms.kernels import kernels_for
 from mmunorm.norms.kernels.reference import statistics_dtype, variance_and_mean
-from mmunorm.norms.layers import channel_axis, input_of, norm_layers, num_channels
+from mmunorm.norms.layers import channel_axis, input_of, norm_layers
 from mmunorm.utils import PreflightError
 
 from .norm_record import (
@@ -196,6 +196,14 @@ def gradient_kind(norm: nn.Module) -> str:
     """The gradient statistic that is recorded for a norm."""
     is_offline = isinstance(norm, (OfflineNorm, _BatchNorm)) and not isinstance(norm, PRepBN)
     return OFFLINE_GRADIENT if is_offline else ONLINE_GRADIENT
+
+
+def num_channels(norm: nn.Module) -> int | None:
+    """Channels of a norm; None for a LayerNorm over several dimensions."""
+    shape = getattr(norm, 'normalized_shape', None)
+    if shape is not None:
+        return shape[0] if len(shape) == 1 else None
+    return getattr(norm, 'num_channels', getattr(norm, 'num_features', None))
 
 
 class NormTap:

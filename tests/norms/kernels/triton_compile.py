@@ -1,4 +1,6 @@
 """Compiles every Triton kernel for two generations of GPU, which needs none; run by test_triton.py."""
+import sys
+
 import triton
 from triton.compiler import compiler
 
@@ -13,25 +15,14 @@ def compile_for(gpu, kernel, blocks=BLOCKS, **types):
     signature = {name: types.get(name, NUMBER) for name in kernel.arg_names}
     signature = {name: 'constexpr' if type_ is None or name in blocks else type_ for name, type_ in signature.items()}
     constants = dict(blocks, **{name: None for name, type_ in types.items() if type_ is None})
-    if not hasattr(compiler, 'ASTSource'):
-        compile_with_triton_2(gpu, kernel, signature, constants)
-        return
     from triton.backends.compiler import GPUTarget
     triton.compile(compiler.ASTSource(kernel, signature, constants), GPUTarget('cuda', gpu, 32), dict(num_warps=8))
 
 
-def compile_with_triton_2(gpu, kernel, signature, constants):
-    """Its `compile` asks for a GPU at the end, so the stages one by one."""
-    names = kernel.arg_names
-    signature = {names.index(name): type_ for name, type_ in signature.items() if name not in constants}
-    constants = {names.index(name): value for name, value in constants.items()}
-    code = compiler.ast_to_ttir(kernel, signature, compiler.instance_descriptor(), constants, debug=False, arch=gpu)
-    code = compiler.ttir_to_ttgir(compiler.optimize_ttir(code, gpu), 8)
-    code = compiler.ttgir_to_llir(compiler.optimize_ttgir(code, 3, gpu), {}, gpu)
-    compiler.ptx_to_cubin(compiler.llir_to_ptx(code, gpu), gpu)
-
-
 if __name__ == '__main__':
+    if not hasattr(compiler, 'ASTSource'):
+        print('the compiler of Triton 2 asks for a GPU')
+        sys.exit(77)  # test_triton.py skips
     for gpu, dtype in ((80, '*fp16'), (90, '*bf16')):
         for flags, vector in ((None, None), (FLAGS, FLOAT)):
             compile_for(gpu, kernels._products, x=dtype, dy=dtype, rstd=FLOAT, mean=vector, valid=flags, partial=FLOAT,

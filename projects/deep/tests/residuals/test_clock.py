@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from projects.deep.deep import ResidualSwinTransformer
 from projects.deep.deep.residuals import branch_weight, count_updates
-from tests.versions import CPUGradScaler
+from tests.versions import cpu_grad_scaler
 
 from .models import IMAGES, vit
 
@@ -78,7 +78,7 @@ def test_a_step_that_the_gradient_scaler_skips_does_not_count():
     model = vit(LINEAR, 1).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     count_updates(model, optimizer)
-    scaler = CPUGradScaler(init_scale=2.)
+    scaler = cpu_grad_scaler(init_scale=2.)
     for overflows, expected in ((False, 1), (True, 1), (False, 2)):
         optimizer.zero_grad()
         loss = model(torch.randn(IMAGES))[0].square().sum()

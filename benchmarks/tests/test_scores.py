@@ -3,9 +3,9 @@ import importlib
 import json
 import re
 
-import pytest
+from tests import tiny_runs
 
-from . import tiny_runs
+import pytest
 
 ALWAYS = {'experiment', 'config', 'norm', 'settings', 'options', 'steps', 'cpu', 'precision', 'date'}
 ROOT = tiny_runs.ROOT

@@ -3,24 +3,23 @@ import importlib
 import json
 import re
 
-import numpy as np
-import pytest
-import torch
-from mmengine.registry import MODELS
-from mmpretrain.registry import TRANSFORMS
-from PIL import Image
-from torch import nn
-from torchvision.transforms.functional import normalize, to_tensor
-
 from mmunorm import export
 from mmunorm.cli.arguments import load_config
 from mmunorm.deploy.graph import Pixels
 from mmunorm.engine import calibration
 from mmunorm.norms import UN, RepBN, convert_sync
 from mmunorm.norms.sync import Ranks
+from tests import tiny_runs
 
-from . import tiny_runs
-from .versions import needs_fused_adamw
+import numpy as np
+import pytest
+import torch
+from mmengine.registry import MODELS
+from mmpretrain.registry import TRANSFORMS
+from PIL import Image
+from tests.versions import needs_fused_adamw
+from torch import nn
+from torchvision.transforms.functional import normalize, to_tensor
 
 
 @pytest.fixture

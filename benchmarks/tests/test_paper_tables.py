@@ -4,17 +4,16 @@ import re
 import shlex
 from functools import cache
 
-import pytest
-from mmengine.registry import MODELS
-from torch import nn
-
 from mmunorm.cli.arguments import load_config
 from mmunorm.config import presets
 from mmunorm.config.models import build_model
 from mmunorm.norms import Norm
 from projects.translation.tests.test_configs import SMALL
+from tests import tiny_runs
 
-from . import tiny_runs
+import pytest
+from mmengine.registry import MODELS
+from torch import nn
 
 ROWS = (tiny_runs.ROOT / 'benchmarks/results/paper.jsonl').read_text().splitlines()
 COMMANDS = sorted({row['command'] for row in map(json.loads, ROWS) if row['command'].startswith('bash')})

@@ -14,9 +14,8 @@ from mmengine.registry import MODELS, init_default_scope
 
 from mmunorm import fuse_norms, save_folded
 from mmunorm.config.models import build_model
-
-from . import processes, tiny_runs
-from .tiny_runs import ROOT
+from tests import processes, tiny_runs
+from tests.tiny_runs import ROOT
 
 README = (ROOT / 'README.md').read_text()
 MAKEFILE = (ROOT / 'Makefile').read_text()

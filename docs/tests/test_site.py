@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from .tiny_runs import ROOT
+from tests.tiny_runs import ROOT
 
 HOOK = runpy.run_path(str(ROOT / 'requirements/site_links.py'))
 

@@ -5,10 +5,10 @@ import json
 import sys
 from pathlib import Path
 
-import pytest
+from tests import tiny_runs
 
-from . import tiny_runs
-from .versions import needs_fused_adamw
+import pytest
+from tests.versions import needs_fused_adamw
 
 
 @pytest.fixture
