@@ -1,4 +1,6 @@
 """The rewritten window attention beside the stock ones, with the padding of a folded norm and without."""
+import copy
+
 import pytest
 import torch
 from mmpretrain.models.utils import ShiftWindowMSA
@@ -27,7 +29,7 @@ def test_as_the_stock_attention(name, fold, gamma):
     model = models.randomize(MAKERS[name]().double(), gamma=gamma)
     if fold:
         fuse_norms(model, strict=True)
-    dynamic = for_any_size(model)
+    dynamic = for_any_size(copy.deepcopy(model))
     assert sum(isinstance(module, DynamicWindowMSA) for module in dynamic.modules()) == 4
     assert not any(is_window_attention(module) for module in dynamic.modules())
     assert side_multiple(model.backbone) == 8

@@ -32,7 +32,7 @@ class Chip(Format):
     int8_kinds = ('static', )
     takes_vendor_options = True
     vendor: Vendor
-    in_file = False  # whether the file's first layer normalizes, else the compiler's own code or the host
+    in_file = host_normalizes = False  # whether the file's first layer or the host normalizes, else the chip's runtime
     _session: ChipSession | None = None  # of the file just written
 
     def check(self, int8: str | None = None, option: str = 'int8') -> str | None:
@@ -48,10 +48,6 @@ class Chip(Format):
         images = (image[None] for arrays in samples for image in images_for(arrays, model.meta, self.host_normalizes))
         self._session = self.compile(model, path, images if int8 else iter(()), bool(int8), options)
 
-    @property
-    def host_normalizes(self) -> bool:
-        return False
-
     @abstractmethod
     def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,
                 options: dict) -> ChipSession:
@@ -59,7 +55,7 @@ class Chip(Format):
 
     def open_new(self, path: Path) -> Session:
         session, self._session = self._session, None
-        return session or super().open_new(path)
+        return session
 
     @abstractmethod
     def facts(self, path: Path) -> dict:
