@@ -199,9 +199,7 @@ def test_detectors_that_are_refused(make, message):
     *({'kind': kind} for kind in ('retinanet', 'cascade_mask_rcnn'))])
 def test_in_parts(options):
     """Networks that see channels-last arrays, and of regions those alone that are found."""
-    model = KINDS[options['kind']]() if 'kind' in options else rcnn(**options)
-    fuse_norms(model, strict=True)
-    graph = graph_of(model)
+    graph = graph_of(KINDS[options['kind']]() if 'kind' in options else rcnn(**options))
     parts, sizes = parts_of(graph, IMAGES), np.float32([*SIZES, (0, 0)])  # no pixels: no objects
 
     @torch.no_grad()
