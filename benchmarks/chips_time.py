@@ -118,7 +118,7 @@ def write_graph(graph, images, path):
     """Writes an ONNX file of opset 17."""
     out = graph(images[:1])
     graph.outputs = tuple(f'out{index}' for index in range(len(out) if isinstance(out, tuple) else 1))
-    write_onnx(Exportable(graph, graph, {}, (images[:1], ), None, 0), path)
+    write_onnx(Exportable(graph, {}, (images[:1], )), path)
     lower_opset(path)
 
 

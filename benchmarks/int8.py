@@ -74,7 +74,7 @@ def measure(config, checkpoint, fold, args, folder):
                       training_images(cfg, args.num_samples), layer_norms='keep')
     arrays = batch_of(test_images(cfg, args.num_images), meta) if meta['task'] == 'classifier' else None
     exact = None
-    openers = {'float': lambda: TorchSession(subject.exportable.stock, subject.exportable.meta)}
+    openers = {'float': lambda: TorchSession(subject.exportable.graph, subject.exportable.meta)}
     openers |= {VARIANTS[name][1].label: lambda name=name: subject.export(name)[0]() for name in args.formats}
     for form, open_session in openers.items():
         try:

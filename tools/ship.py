@@ -267,7 +267,7 @@ def main(argv=None):
     outcome.usage = usage_of(args, chosen, recipe, checkpoint, file)
     runners = {}
     if args.parts == PARTS[0]:
-        runners['LayerNorm, torch'] = ExportedModel(TorchSession(exportable.stock, exportable.meta))
+        runners['LayerNorm, torch'] = ExportedModel(TorchSession(exportable.graph, exportable.meta))
     if runners and outcome.row:
         runners[f'the file, {file.name}'] = ExportedModel(file)
     report = args.out / 'report.html'

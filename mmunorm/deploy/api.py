@@ -17,7 +17,7 @@ from .comparison import deviation, signal_to_noise
 from .formats import format_of
 from .formats.base import stage
 from .forms import folded_copy
-from .graph import Exportable, Pixels, left_of, named_outputs
+from .graph import Exportable, Pixels, named_outputs
 from .runtime import ExportedModel
 from .saving import ExportReport, export_file
 from .tasks.tensors import ModelGraph
@@ -71,27 +71,21 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
     if not path.parent.is_dir():
         raise PreflightError(f'path: there is no folder {path.parent}.')
     written_file(path)
-    check_example(model, example)
+    exportable = as_exportable(model, example, mean, std)
     images, doubts = None, []
     if calibration is not None:
         images = _images_of(calibration, 'calibration', example.shape, MOST)
         if doubt := unlike(example.detach().cpu().float(), images):
             warn(doubt)
             doubts = [f'warning: {doubt}']
-    exportable = as_exportable(model, example, mean, std)
     lines = []
     if fold:
         stage('folding the norms')
         lines = folded_copy(exportable.graph.model, int8, example.detach().cpu().float(), images)
-        exportable = replace(exportable, **left_of(exportable.graph.model))
-    samples = () if images is None else _samples(images, exportable.meta)
+    batches = () if images is None else images.split(len(example))
+    samples = [(_pixels_of(batch.numpy(), exportable.meta), ) for batch in batches if len(batch) == len(example)]
     report = export_file(exportable, chosen, path, int8=int8, samples=samples, **options)
     return replace(report, lines=[*doubts, *lines, *report.lines])
-
-
-def prepared(model: nn.Module) -> nn.Module:
-    """A copy of a model in the form of a file, before it becomes a graph: in float32, contiguous, in eval mode."""
-    return copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)
 
 
 def unlike(example: Tensor, images: Tensor) -> str:
@@ -109,20 +103,15 @@ def unlike(example: Tensor, images: Tensor) -> str:
     return ''
 
 
-def check_example(model: nn.Module, example: Tensor) -> None:
-    """Raises a TypeError if `model` is no module, a PreflightError if `example` is no batch of images."""
-    check_module(model)
-    if not isinstance(example, Tensor) or example.dim() != 4 or not len(example):
-        got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
-        raise PreflightError(f'example must be a batch of images (N, C, H, W), got {got}.')
-
-
 @torch.inference_mode(False)  # its tensors have no version
 @torch.no_grad()
 def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | None = None,
                   std: Sequence[float] | None = None) -> Exportable:
     """The graph of a model; arguments and errors are those of :func:`export`."""
-    check_example(model, example)
+    check_module(model)
+    if not isinstance(example, Tensor) or example.dim() != 4 or not len(example):
+        got = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
+        raise PreflightError(f'example must be a batch of images (N, C, H, W), got {got}.')
     if (mean is None) != (std is None):
         raise PreflightError('mean and std go together: one of them is missing.')
     example = example.detach().cpu().float().contiguous()
@@ -132,7 +121,7 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
         rows = {name: 255 * torch.tensor(values).view(-1, 1, 1) for name, values in (('mean', mean), ('std', std))}
         pixels = Pixels(SimpleNamespace(_enable_normalize=True, **rows))
     name = type(model).__name__
-    model = prepared(model)
+    model = copy.deepcopy(model).cpu().float().to(memory_format=torch.contiguous_format).eval().requires_grad_(False)
     inverted = example.max() + example.min() - example  # other values, and none that a model may refuse
     written = example.clone()
     outputs = _outputs_of(model, written)
@@ -158,7 +147,7 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
     meta = dict(made_by='mmunorm', model=name, task='tensors', classes=[], divisor=1, shape=list(example.shape),
                 outputs=list(outputs), mean=mean, std=std)
     images = torch.from_numpy(_pixels_of(example.numpy(), meta))
-    return Exportable(graph, graph, meta, (images, ), None, **left_of(model))
+    return Exportable(graph, meta, (images, ))
 
 
 @dataclass
@@ -264,9 +253,3 @@ def _pixels_of(images: np.ndarray, meta: dict) -> np.ndarray:
         return images
     mean, std = (np.float32(meta[name])[:, None, None] for name in ('mean', 'std'))
     return 255 * (images * std + mean)
-
-
-def _samples(images: Tensor, meta: dict) -> list[tuple[np.ndarray, ...]]:
-    """Batches of the file's size; those that do not fill the last one are left out."""
-    batch = meta['shape'][0]
-    return [(_pixels_of(part.numpy(), meta), ) for part in images.split(batch) if len(part) == batch]

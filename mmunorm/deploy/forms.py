@@ -19,19 +19,11 @@ UNROTATED = ('the model is folded without rotate="hadamard", which INT8 needs to
 
 def fold_for(model: nn.Module, int8: str | None, example: Tensor | None = None,
              calibration: Tensor | Callable | None = None, layer_norms: str = 'exact') -> FusionReport:
-    """Folds the norms of a model in place, in the form for a file.
+    """Folds the norms of a model in eval mode in place, in the form for a file, by :func:`mmunorm.fuse_norms`.
 
-    In INT8, residual streams and heads are rotated, and keys and values lose their mean over images.
-
-    Args:
-        model (nn.Module): a model in eval mode.
-        int8 (str, optional): a kind of INT8; None is floating point.
-        example (Tensor, optional): the images of the file's size, `(N, C, H, W)`. Defaults to that of a known model.
-        layer_norms: see :func:`mmunorm.fuse_norms`.
-        calibration: the images of INT8, `(N, C, H, W)`, or a function that runs a model on some of them.
-
-    Returns:
-        FusionReport: the report of :func:`mmunorm.fuse_norms`.
+    In INT8, residual streams and heads are rotated, and keys and values lose their mean over `calibration`: images
+    `(N, C, H, W)`, or a function that runs a model on some. `example` is images of the file's size, by default those of
+    a known model.
     """
     options = {}
     if int8 is not None and layer_norms == 'exact':

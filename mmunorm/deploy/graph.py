@@ -20,7 +20,7 @@ from ..utils import PreflightError, error_text
 class Pixels(nn.Module):
     """Normalizes and pads images like the `data_preprocessor` of a model of mmpretrain or mmdet.
 
-    If the preprocessor has a method `enhance(images, sizes)`, as in projects/low_light, it is called first.
+    Its method `enhance(images, sizes)`, as in projects/low_light, is called first.
     """
 
     def __init__(self, preprocessor: nn.Module):
@@ -36,10 +36,7 @@ class Pixels(nn.Module):
         self.normalization: nn.Module | None = None  # replaces the arithmetic, see :func:`.rewrite.pixels.fold_pixels`
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """`(N, 3, H, W)` float32, 0 to 255, to the same shape, or to multiples of `pad_size_divisor`.
-
-        `sizes` `(N, 2)` are the unpadded image sizes.
-        """
+        """`(N, 3, H, W)` float32, 0 to 255, to multiples of `pad_size_divisor`; `sizes` `(N, 2)` exclude padding."""
         if self.enhancing is not None:
             images = self.enhancing.enhance(images, sizes)
         if self.normalization is not None:
@@ -62,12 +59,9 @@ class Pixels(nn.Module):
 class Exportable:
     """A model as one graph, to be written by a format."""
     graph: nn.Module  # has the names `inputs` and `outputs`
-    stock: nn.Module  # the same graph with the model's own layers, which have a static size
     meta: dict  # metadata of the file
     inputs: tuple[Tensor, ...]  # a sample: the example of :func:`mmunorm.export`, or blurred noise
-    open_shapes: tuple[dict, ...] | None  # torch's `Dim` of the dynamic dimensions of each input
-    norms: int  # number of norms with weights in the model
-    plain: int = 0  # number of LayerNorms and RMSNorms without weights, which folding has left
+    open_shapes: tuple[dict, ...] | None = None  # torch's `Dim` of the dynamic dimensions of each input
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
@@ -81,11 +75,6 @@ def norms_left(model: nn.Module) -> tuple[list[str], list[str]]:
     """Names of the norms in a model, and of the LayerNorms and RMSNorms that folding has left without weights."""
     return [name for name, _ in norm_layers(model)], [
         name for name, module in model.named_modules() if isinstance(module, (FoldedLayerNorm, FoldedRMSNorm))]
-
-
-def left_of(model: nn.Module) -> dict[str, int]:
-    """The number of each, as arguments of :class:`Exportable`."""
-    return dict(zip(('norms', 'plain'), map(len, norms_left(model)), strict=True))
 
 
 def outputs_by_name(graph: nn.Module, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:

@@ -15,7 +15,7 @@ from ..config.models import load_model
 from ..fusion import allow_partial_calls
 from ..utils import PreflightError, error_text
 from .comparison import tensor_differences
-from .graph import Exportable, left_of, outputs_by_name
+from .graph import Exportable, outputs_by_name
 from .preprocessing import loading_of, steps_of
 from .rewrite.windows import DynamicWindowMSA, for_any_size, side_multiple
 from .tasks import PARTS, TASKS, find_task
@@ -32,16 +32,11 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
                    parts: str = PARTS[0]) -> dict:
     """What a file says about its model, for :class:`ExportedModel` to use it without the config.
 
-    Args:
-        model, cfg: a classifier or detector, and its config.
-        checkpoint_meta (dict): `meta` of its checkpoint, for the names of the classes.
-        shape (tuple[int, int], optional): height and width of the input. By default what the test pipeline makes;
-            for a detector, a square that takes landscape and portrait images. That of a detector is rounded up to
-            multiples of its `pad_size_divisor`.
-        parts (str): of `PARTS`; 'backbone' is a detector's backbone and neck. Defaults to 'whole'.
+    `checkpoint_meta`, `meta` of the checkpoint, has the names of the classes. `shape`, height and width of the input,
+    is by default what the test pipeline makes; for a detector a square that takes landscape and portrait images, and
+    always rounded up to multiples of its `pad_size_divisor`. `parts` is one of `PARTS`.
 
-    Raises:
-        PreflightError: the test pipeline has a step that cannot be exported, or does not define a size.
+    Raises a PreflightError if the test pipeline has a step that cannot be exported, or does not define a size.
     """
     if cfg.get('test_dataloader') is None:
         raise PreflightError(f'{cfg.filename} has no test_dataloader, whose pipeline defines the resizing.')
@@ -72,28 +67,22 @@ def _default_shape(steps: list[dict]) -> tuple[int, int]:
 
 
 def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -> Exportable:
-    """Converts a model to one graph.
+    """A classifier of mmpretrain or a detector of mmdet, in eval mode on the CPU, as one graph.
 
-    The model is not folded here; call :func:`.forms.fold_for` first, or keep the norms for a comparison.
+    `meta` is the result of :func:`describe_model`. With `dynamic` the graph takes any batch size, and of a Swin without
+    absolute position embeddings any height and width that are multiples of its total stride: these are None in the
+    `shape` of `Exportable.meta`, whose `divisor` is the multiple.
 
-    Args:
-        model (nn.Module): a classifier of mmpretrain or a detector of mmdet, in eval mode, on the CPU.
-        meta (dict): the result of :func:`describe_model`.
-        batch (int): batch size. Defaults to 1.
-        dynamic (bool): accept any batch size, and for a Swin without absolute position embeddings also any height and
-            width that are multiples of its total stride. They are None in the `shape` of `Exportable.meta`, and its
-            `divisor` is the multiple. Defaults to False.
-
-    Raises:
-        PreflightError: the model has a part that cannot be exported, does not support this image size, or returns
-            something else after its own `data_preprocessor`.
+    Raises a PreflightError if the model has a part that cannot be exported, does not support this image size, or
+    returns something else after its own `data_preprocessor`.
     """
     task = TASKS[meta['task']]
-    stock = copy.deepcopy(task.graph(model)).eval().requires_grad_(False)
-    allow_partial_calls(stock)
+    graph = copy.deepcopy(task.graph(model)).eval().requires_grad_(False)
+    allow_partial_calls(graph)
     multiple = side_multiple(getattr(model, 'backbone', model)) if dynamic else None
-    graph = for_any_size(stock) if multiple else stock
-    meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs, **getattr(stock, 'meta', {})}
+    if multiple:
+        for_any_size(graph)
+    meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs, **getattr(graph, 'meta', {})}
     shape, open_shapes = meta['shape'], None
     if dynamic:
         # The sample must not suggest static relations, such as a batch size of 1, or equal height and width.
@@ -110,7 +99,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
         meta['shape'] = [None, 3, None, None]
         for side, name in ((2, 'rows'), (3, 'columns')):
             open_shapes[0][side] = meta['divisor'] * torch.export.Dim(name)
-    inputs = sample_inputs(graph, shape)
+    inputs = _sample_inputs(graph, shape)
     try:
         expected = outputs_by_name(graph, inputs)
     except (AssertionError, RuntimeError, ValueError) as error:
@@ -118,10 +107,10 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
         raise PreflightError(f'{meta["model"]} does not run on images of {height} x {width}: {error_text(error)}; '
                              'choose another --shape.') from error
     _check_preprocessing(model, graph, meta, inputs, expected)
-    return Exportable(graph, stock, meta, inputs, open_shapes, **left_of(model))
+    return Exportable(graph, meta, inputs, open_shapes)
 
 
-def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:
+def _sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:
     """A batch of blurred noise as a graph's inputs; for a detector, the last image is padded."""
     batch, channels, height, width = shape
     small = torch.rand(batch, channels, max(height // 8, 2), max(width // 8, 2),
@@ -137,8 +126,7 @@ def sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...
 @torch.no_grad()
 def _check_preprocessing(model: nn.Module, graph: nn.Module, meta: dict, inputs: tuple[torch.Tensor, ...],
                          expected: dict[str, np.ndarray]) -> None:
-    """Raises a PreflightError if a graph differs from the model after its own preprocessor; a detector up to its neck.
-    """
+    """Raises a PreflightError if a graph, a detector's up to the neck, differs from the model with its preprocessor."""
     preprocessor = type(model.data_preprocessor).__name__
     try:
         found = tensor_differences(*TASKS[meta['task']].preprocessed(model, graph, inputs, expected))

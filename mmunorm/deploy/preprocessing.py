@@ -13,24 +13,19 @@ def apply_steps(image: np.ndarray, steps: Sequence[dict]) -> np.ndarray:
     """An image `(h, w, 3)` uint8 after the steps of :func:`steps_of`; float32 if one of them is that."""
     import mmcv
     for step in steps:
-        if step['step'] == 'float':
-            image = image.astype(np.float32)
-            continue
-        (height, width), size = image.shape[:2], step['size']
-        if step['step'] == 'crop':
-            top, left = max(round((height - size[0]) / 2), 0), max(round((width - size[1]) / 2), 0)
-            image = image[top:top + size[0], left:left + size[1]]
-            continue
-        if step['step'] == 'resize':
-            height, width = size
-        elif step['step'] == 'short_edge':
-            short = min(height, width)
-            height, width = (size if side == short else int(size * side / short) for side in (height, width))
-        else:  # 'within' a landscape or portrait frame; rounded as mmcv does
-            factor = min(size[0] / max(height, width), size[1] / min(height, width))
-            height, width = int(height * factor + 0.5), int(width * factor + 0.5)
+        kind, size, sides = step['step'], step.get('size'), image.shape[:2]
         options = {name: step[name] for name in ('backend', 'interpolation') if name in step}
-        image = mmcv.imresize(image, (width, height), **options)
+        if kind == 'float':
+            image = image.astype(np.float32)
+        elif kind == 'crop':
+            top, left = (max(round((side - new) / 2), 0) for side, new in zip(sides, size, strict=True))
+            image = image[top:top + size[0], left:left + size[1]]
+        elif kind == 'within':  # a landscape or portrait frame
+            image = mmcv.imrescale(image, tuple(size), **options)
+        else:
+            if kind == 'short_edge':
+                size = [size if side == min(sides) else int(size * side / min(sides)) for side in sides]
+            image = mmcv.imresize(image, tuple(size[::-1]), **options)
     return image
 
 

@@ -42,9 +42,7 @@ class ExportedModel:
     def __call__(self, *arrays: np.ndarray) -> dict[str, np.ndarray]:
         """The file's outputs for any number `N` of images, by name, with `N` as first dimension.
 
-        Args:
-            *arrays: one for each of the file's inputs: `images` `(N, 3, H, W)` float32 from 0 to 255, for a detector
-                also `sizes` `(N, 2)` float32.
+        Its inputs are `images` `(N, 3, H, W)` float32 from 0 to 255, for a detector also `sizes` `(N, 2)` float32.
         """
         shape, (batch, *image) = np.shape(arrays[0]), self.meta['shape']
         is_static = bool(image[1])
@@ -64,10 +62,7 @@ class ExportedModel:
         return {name: np.concatenate(outs) for name, *outs in zip(self.meta['outputs'], *parts, strict=True)}
 
     def test_step(self, batch: dict) -> list:
-        """The interface of mmengine's test loop: the `data_samples` of a batch with predictions.
-
-        Raises a PreflightError if an image does not fit the file's input.
-        """
+        """The interface of mmengine's test loop: the `data_samples` of a batch with predictions."""
         outputs = self(*batch_of(batch['inputs'], self.meta))
         for index, sample in enumerate(batch['data_samples']):
             self.task.predict(sample, {name: array[index] for name, array in outputs.items()}, self.meta)

@@ -15,7 +15,7 @@ from ..utils import PreflightError, error_text, naming, plural, whole_file, writ
 from .comparison import Differences
 from .formats import Format
 from .formats.base import stage
-from .graph import Exportable, outputs_by_name
+from .graph import Exportable, norms_left, outputs_by_name
 from .runtime import ExportedModel
 from .tasks import TASKS
 
@@ -58,12 +58,11 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
                 samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> ExportReport:
     """Writes a model as a file for a runtime, runs it there and compares it with torch.
 
-    `model` is the result of :func:`prepare_export`, `chosen` of :func:`find_format`, and `path` has the suffix of the
-    format. See :meth:`Format.export` for the other arguments; `samples` are like :class:`Samples`. The comparison is on
-    some of these, or without samples on the sample of the model.
+    `path` has the suffix of the format; see :meth:`Format.export` for the other arguments. The comparison is on some of
+    the `samples`, or without these on the sample of the model.
 
-    Raises:
-        PreflightError: see :meth:`Format.export`; or a file in floating point differs from torch. No file is written.
+    Raises a PreflightError as :meth:`Format.export`, or if a file in floating point differs from torch; then no file is
+    written.
     """
     path, task = Path(path), TASKS[model.meta['task']]
     with whole_files(path) as part:
@@ -83,7 +82,8 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
             found = compared(inputs)
             if len(samples) and model.meta['task'] == 'tensors':
                 lines.insert(0, f'on the example: {compared([tuple(x.numpy() for x in model.inputs)])}')
-            if model.plain and int8:
+            norms, plain = map(len, norms_left(model.graph))
+            if plain and int8:
                 lines.append(f'norms without weights: {chosen.norms_as[int8]}')
             lines = [*([USUAL] if int8 and found.snr else []), *lines, *chosen.report(part)]
         except (OSError, PreflightError):
@@ -98,7 +98,7 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
             raise PreflightError(f'{chosen.runtime} computes something else than {model.meta["model"]} on {source}: '
                                  f'{found} (in floating point at least {least:.0f} dB are expected). No file is '
                                  'written; choose another format.')
-    return ExportReport(path, chosen.size(path, model), model.norms, model.plain, found, source, lines)
+    return ExportReport(path, chosen.size(path, model), norms, plain, found, source, lines)
 
 
 def _compared(model: Exportable, samples: Sequence[tuple[np.ndarray, ...]]

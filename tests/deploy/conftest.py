@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 import torch
 
@@ -59,9 +61,15 @@ def long_queries():
     return model, prepare_export(model, meta_of(model, (32, 32)), 2)
 
 
-def meta_of(model, shape=SHAPE):
-    return dict(task='classifier', model=type(model).__name__, classes=['a', 'b', 'c'], steps=[], divisor=4, bgr=True,
+def meta_of(model, shape=SHAPE, task='classifier'):
+    return dict(task=task, model=type(model).__name__, classes=['a', 'b', 'c'], steps=[], divisor=4, bgr=True,
                 shape=[1, 3, *shape])
+
+
+def operators_in(path):
+    """The number of each operator in an ONNX file."""
+    import onnx
+    return Counter(node.op_type for node in onnx.load(path).graph.node)
 
 
 def fitted(model):

@@ -12,9 +12,8 @@ from mmunorm.deploy import ExportedModel
 from mmunorm.deploy.formats.pytorch import TorchSession
 from mmunorm.deploy.tasks import graph_of
 from mmunorm.deploy.tasks.detector import postprocess
-from mmunorm.deploy.tasks.detector.graph import parts_of
+from mmunorm.deploy.tasks.detector.graph import coder_of, obstacle, parts_of, pool_of
 from mmunorm.deploy.tasks.detector.host import DetectorHost
-from mmunorm.deploy.tasks.detector.parts import coder_of, obstacle, pool_of
 from mmunorm.deploy.tasks.detector.postprocess import nms_mask
 from mmunorm.fusion import allow_partial_calls
 from mmunorm.utils import PreflightError
@@ -57,14 +56,10 @@ def test_nms_mask():
 
 def propose(graph, maps, sizes):
     """The proposals of a detector for the maps of its neck."""
-    return propose_by(graph.detector.rpn_head, graph.settings, maps, sizes)
-
-
-def propose_by(head, settings, maps, sizes):
-    scores, deltas = head(maps)
+    scores, deltas = graph.detector.rpn_head(maps)
     features = {f'{kind}{level}': out for kind, outs in dict(score=scores, delta=deltas).items()
                 for level, out in enumerate(outs)}
-    return postprocess.propose(settings['dense_head'], postprocess.candidates(settings, features, sizes))
+    return postprocess.propose(graph.settings['dense_head'], postprocess.candidates(graph.settings, features, sizes))
 
 
 @pytest.mark.parametrize('rpn', [dict(), dict(nms_pre=5000, max_per_img=4000), dict(min_bbox_size=12)])
@@ -88,11 +83,10 @@ def test_proposals_of_maps_of_any_size():
     class Proposals(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            graph = graph_of(rcnn())
-            self.head, self.settings = graph.detector.rpn_head, graph.settings
+            self.whole = graph_of(rcnn())
 
         def forward(self, a, b, c, sizes):
-            return propose_by(self.head, self.settings, (a, b, c), sizes)
+            return propose(self.whole, (a, b, c), sizes)
 
     def inputs(height, width):
         maps = [torch.randn(2, 8, height * s, width * s) for s in (4, 2, 1)]
@@ -205,9 +199,7 @@ def test_detectors_that_are_refused(make, message):
     *({'kind': kind} for kind in ('retinanet', 'cascade_mask_rcnn'))])
 def test_in_parts(options):
     """Networks that see channels-last arrays, and of regions those alone that are found."""
-    model = KINDS[options['kind']]() if 'kind' in options else rcnn(**options)
-    fuse_norms(model, strict=True)
-    graph = graph_of(model)
+    graph = graph_of(KINDS[options['kind']]() if 'kind' in options else rcnn(**options))
     parts, sizes = parts_of(graph, IMAGES), np.float32([*SIZES, (0, 0)])  # no pixels: no objects
 
     @torch.no_grad()

@@ -231,14 +231,6 @@ def test_a_swin_in_executorch(swin, exportable, tmp_path):
     assert abs(scores - graph_of(swin)(images).detach().numpy()).max() < 2e-6
 
 
-@pytest.mark.grid
-def test_executorch_in_int8(tmp_path):
-    _, vit = folded(models.deit_classifier)
-    images = list(torch.nn.functional.interpolate(blurred().float(), (32, 32)).byte())
-    report = export_file(vit, EXECUTORCH, tmp_path / 'm.pte', int8='static', samples=Samples(images, vit.meta, 1))
-    assert 1e-4 < report.difference.largest['scores'] < 0.05
-
-
 def test_channels_last_for_executorch(tmp_path):
     """It leaves a LayerNorm outside of its parts."""
     model, images = nn.Sequential(nn.Conv2d(3, 4, 8, 8), nn.LayerNorm((4, 2, 2))), torch.rand(4, 3, 16, 16)

@@ -13,10 +13,9 @@ from mmunorm.deploy.forms import UNROTATED, fold_for
 from mmunorm.fusion import FoldedLayerNorm, streams_of
 
 from ..fusion.models import randomize
-from .conftest import needs
+from .conftest import needs, operators_in
 
 needs('onnx')
-import onnx
 
 IMAGES = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 SMALL = dict(img_size=32, num_classes=5, embed_dim=32, depth=2)
@@ -36,10 +35,6 @@ def model_of(name):
     return randomize(timm.create_model(architecture, **arguments)).eval()
 
 
-def operators_of(path):
-    return Counter(node.op_type for node in onnx.load(path).graph.node)
-
-
 @pytest.mark.parametrize('name', MODELS)
 def test_no_operator_is_added(name, tmp_path):
     """For a compiler that quantizes by itself; the model stays as it is."""
@@ -49,7 +44,7 @@ def test_no_operator_is_added(name, tmp_path):
         report = mmunorm.export(model, IMAGES[:1], tmp_path / file, 'external', IMAGES, fold=fold)
         assert report.difference.snr['output'] > 80
         assert mmunorm.compare(tmp_path / file, model, IMAGES).snr['output'] > 80
-    with_ln, exact = operators_of(tmp_path / 'ln.onnx'), operators_of(tmp_path / 'exact.onnx')
+    with_ln, exact = operators_in(tmp_path / 'ln.onnx'), operators_in(tmp_path / 'exact.onnx')
     assert exact['LayerNormalization'] == with_ln['LayerNormalization'] > 3
     # A norm that writes the stream of a Swin has one linear layer more, and a patch merging a bias.
     assert exact - with_ln == (Counter(MatMul=1, Add=2) if name == 'a Swin' else Counter())

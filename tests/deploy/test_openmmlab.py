@@ -47,7 +47,7 @@ def scores_of(model, images):
 
 
 def stock(exportable):
-    return ExportedModel(TorchSession(exportable.stock, exportable.meta))
+    return ExportedModel(TorchSession(exportable.graph, exportable.meta))
 
 
 def test_a_detector_with_a_border_that_is_not_0():

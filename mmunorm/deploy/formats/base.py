@@ -54,35 +54,29 @@ class Format(ABC):
     """A runtime and its files; `path` is always that of the file to open."""
     name: str  # value of `--format`
     suffixes: tuple[str, ...]  # of its files; the first is that of the file to open
-    runtime: str  # label of the runtime
-    tasks: tuple[str, ...] = ('classifier', 'detector', 'tensors')  # supported tasks
+    runtime: str  # label
+    tasks: tuple[str, ...] = ('classifier', 'detector', 'tensors')
     packages: tuple[str, ...] = ()  # required for exporting
     run_packages: tuple[str, ...] = ()  # required for running a file
     int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the default first
     takes_half: bool = True  # writes weights in float16, too
     takes_dynamic: bool = True  # writes graphs with dynamic shapes, too
     float_kinds: tuple[str, ...] = ()  # of `int8_kinds`, those whose files are in floating point for other compilers
-    # By kind of INT8, what the runtime makes of a norm without weights.
-    norms_as: dict[str, str] = {}
+    norms_as: dict[str, str] = {}  # by kind of INT8, what the runtime makes of a norm without weights
     takes_vendor_options: bool = False  # any, which the vendor's compiler checks
     is_offered: bool = True  # by tools/deploy/export.py
     uncalibrated: tuple[str, ...] = ()  # the kinds of INT8 that need no training images
     int8_packages: tuple[str, ...] = ()  # also required for exporting to INT8
     install: str = ''  # installs its packages beside mmpretrain, if their names alone do not
-    # Options of tools/deploy/export.py for this format only, by name: arguments of `argparse`'s `add_argument`. Given
-    # options are passed to `export` as keyword arguments.
+    # Options of tools/deploy/export.py for this format alone, keyword arguments of `export`: those of `add_argument`.
     options: dict[str, dict] = {}
     variants: dict[str, Variant] = {}  # its rows in a benchmark by name; the plain file has the format's name
 
     def check(self, int8: str | None = None, option: str = 'int8') -> str | None:
-        """Checks that this machine can export to it; returns the kind of INT8.
+        """The kind of INT8, None for floating point, of a requested one; '' is the default.
 
-        Args:
-            int8 (str, optional): the requested kind; '' is the default, None is floating point.
-            option (str): the caller's argument that has it, for the message.
-
-        Raises:
-            PreflightError: the format has no such kind, a package is missing, or torch is too old.
+        Raises a PreflightError, with the name of the caller's `option`, if the format has no such kind, a package is
+        missing, or torch is too old.
         """
         if int8 is not None and not self.int8_kinds:
             raise PreflightError(f'{option}: {self.name} has no INT8.')
@@ -124,19 +118,9 @@ class Format(ABC):
                samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> list[str] | None:
         """Writes a model as files with the stem of `path`.
 
-        Args:
-            model (Exportable): the result of :func:`prepare_export`, of one of the `tasks`.
-            path (Path): path of the file to open.
-            half (bool): weights in float16. Defaults to False.
-            int8 (str, optional): one of `int8_kinds`.
-            samples (Sequence[tuple[np.ndarray, ...]]): batches of inputs for INT8 calibration.
-            **options: values of `options`.
-
-        Returns:
-            list[str], optional: lines of the report on the file that :meth:`report` does not know.
-
-        Raises:
-            PreflightError: torch cannot export the model, or the format does not support it.
+        With `half` weights are in float16; `int8` is one of `int8_kinds`, whose ranges are those of `samples`, batches
+        of inputs. Returns lines of the report that :meth:`report` does not know. Raises a PreflightError if torch
+        cannot export the model, or the format does not support it.
         """
 
     @abstractmethod
@@ -144,12 +128,7 @@ class Format(ABC):
         """Opens an existing file with a number of CPU threads, None for the runtime's choice. Raises any error."""
 
     def open(self, path: Path, threads: int | None = None, **options) -> Session:
-        """Like :meth:`load`.
-
-        Raises:
-            PreflightError: a file or the runtime is missing, the runtime cannot load the file, or it was not written by
-                `tools/deploy/export.py`.
-        """
+        """Like :meth:`load`; any error is a PreflightError, such as a missing file or runtime, or a file of others."""
         if not path.is_file():
             raise PreflightError(f'there is no exported model {path}.')
         for other in self.files(path):

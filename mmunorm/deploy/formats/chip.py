@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..graph import Exportable
+from ..graph import Exportable, norms_left
 from ..vendors.graph import for_compiler, images_for, outputs_of
 from ..vendors.process import Vendor, Worker
 from .base import Format, Session
@@ -32,7 +32,7 @@ class Chip(Format):
     int8_kinds = ('static', )
     takes_vendor_options = True
     vendor: Vendor
-    in_file = False  # whether the file's first layer normalizes, else the compiler's own code or the host
+    in_file = host_normalizes = False  # whether the file's first layer or the host normalizes, else the chip's runtime
     centers = False  # see `Rknn`
     _session: ChipSession | None = None  # of the file just written
 
@@ -45,14 +45,10 @@ class Chip(Format):
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> None:
         """Like the base class; `options` are the vendor's own, by name."""
-        centers = self.centers and options.pop('center_attention', True) and bool(int8) and model.plain > 0
+        centers = self.centers and options.pop('center_attention', True) and bool(int8 and norms_left(model.graph)[1])
         model = for_compiler(model, self.in_file, centers)
         images = (image[None] for arrays in samples for image in images_for(arrays, model.meta, self.host_normalizes))
         self._session = self.compile(model, path, images if int8 else iter(()), bool(int8), options)
-
-    @property
-    def host_normalizes(self) -> bool:
-        return False
 
     @abstractmethod
     def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,
@@ -61,7 +57,7 @@ class Chip(Format):
 
     def open_new(self, path: Path) -> Session:
         session, self._session = self._session, None
-        return session or super().open_new(path)
+        return session
 
     @abstractmethod
     def facts(self, path: Path) -> dict:

@@ -72,11 +72,7 @@ class EthosU(LiteRt):
 
 
 def compile_file(source: Path, path: Path, accelerator: str) -> None:
-    """Compiles a full-integer `.tflite` file for an accelerator; writes the files of :meth:`EthosU.files`.
-
-    Raises:
-        PreflightError: Vela fails or crashes.
-    """
+    """Compiles a full-integer `.tflite` file for an accelerator; a PreflightError if Vela fails or crashes."""
     with tempfile.TemporaryDirectory() as folder:
         # In a subprocess, because Vela crashes with a segmentation fault on some networks.
         done = subprocess.run(

@@ -48,7 +48,7 @@ class ExecuTorch(Format):
         with exporting(), silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
-            graph = fold_pixels(by_single_operators(model.stock), *model.inputs)
+            graph = fold_pixels(by_single_operators(model.graph), *model.inputs)
             graph = for_chips(torch.export.export(graph, model.inputs, strict=False))
             program = torch.export.export(graph, model.inputs, strict=False)
             if int8:

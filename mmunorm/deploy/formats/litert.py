@@ -121,7 +121,7 @@ def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
             programs[name] = copy.deepcopy(program), sample
         centered = [center_attention(program) for program, _ in programs.values()]
         return programs if any(centered) else plain  # which need not be converted twice
-    parts = TASKS[model.meta['task']].parts(by_single_operators(model.stock), model.inputs[0])
+    parts = TASKS[model.meta['task']].parts(by_single_operators(model.graph), model.inputs[0])
     with exporting():
         for name, (part, sample) in parts.items():
             programs[name] = for_chips(torch.export.export(part.eval(), (), sample, strict=False)), sample

@@ -150,8 +150,8 @@ def _attention_translation(program: torch.export.ExportedProgram) -> dict:
     from onnxscript import ir
     from onnxscript import opset18 as op
     attention = torch.ops.aten.scaled_dot_product_attention.default
-    if any(node.args[5:6] == (True, ) or node.kwargs.get('is_causal') or node.kwargs.get('enable_gqa')
-           for node in program.graph.nodes if node.target is attention):
+    if any(node.args[5:6] == (True, ) or node.kwargs.get('enable_gqa') for node in program.graph.nodes
+           if node.target is attention):
         return {}
 
     def to_onnx(query, key, value, attn_mask=None, dropout_p: float = 0., is_causal: bool = False,

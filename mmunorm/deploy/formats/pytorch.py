@@ -1,7 +1,4 @@
-"""torch as a runtime, for comparisons in benchmarks.
-
-Its file is a pickle, which may execute code when it is opened. It is used only by a benchmark's own processes.
-"""
+"""torch as a runtime of benchmarks alone: its file is a pickle, which may execute code when it is opened."""
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -40,7 +37,7 @@ class Torch(Format):
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
-        torch.save((model.stock, model.meta, model.inputs), path)
+        torch.save((model.graph, model.meta, model.inputs), path)
 
     def load(self, path: Path, threads: int | None, compiled: bool = False) -> TorchSession:
         if threads:
@@ -61,4 +58,4 @@ class Torch(Format):
 
     def size(self, path: Path, model: Exportable) -> int:
         """Size of the weights in memory in bytes."""
-        return sum(tensor.nbytes for tensor in [*model.stock.parameters(), *model.stock.buffers()])
+        return sum(tensor.nbytes for tensor in [*model.graph.parameters(), *model.graph.buffers()])

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...utils import PreflightError
 from ..graph import Exportable
-from ..vendors.process import Vendor
+from ..vendors.process import Vendor, Worker
 from .base import counted, register_format, silent
 from .chip import Chip, ChipSession
 from .onnx import read_meta, write_onnx
@@ -45,7 +45,7 @@ class Qnn(Chip):
         return self.load(path, None)
 
     def load(self, path: Path, threads: int | None) -> ChipSession:
-        worker, meta = self.vendor.start(), read_meta(path)
+        worker, meta = Worker(self.vendor), read_meta(path)
         worker.call('open', model=str(path.resolve()), options=(meta or {}).get('qnn', {}))
         return ChipSession(worker, meta)
 
@@ -63,16 +63,10 @@ class Qnn(Chip):
 
 
 def quantize_for_qnn(path: Path, inputs: Iterator[dict[str, np.ndarray]], **options) -> None:
-    """Quantizes a file by ONNX Runtime's settings for QNN.
+    """Quantizes a file in floating point by ONNX Runtime's settings for QNN, in place.
 
-    Args:
-        path (Path): path of a file in floating point.
-        inputs: calibration images by input name.
-        **options: arguments of `onnxruntime.quantization.execution_providers.qnn.get_qnn_qdq_config`; types and methods
-            by name, such as `activation_type='QUInt16'`.
-
-    Raises:
-        PreflightError: it has no such type or method.
+    `inputs` are calibration images by input name, `options` arguments of `get_qnn_qdq_config`; types and methods are
+    names, such as `activation_type='QUInt16'`, and a PreflightError if it has none of that name.
     """
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model

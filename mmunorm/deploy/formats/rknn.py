@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ..graph import Exportable
-from ..vendors.process import Vendor
+from ..vendors.process import Vendor, Worker
 from .base import counted, register_format
 from .chip import Chip, ChipSession
 from .onnx import write_onnx
@@ -54,7 +54,7 @@ class Rknn(Chip):
 
     def _build(self, source: Path, out: Path | None = None) -> tuple[ChipSession, dict]:
         """Compiles what a second file has; returns it in the simulator, and what the compiler tells."""
-        worker = self.vendor.start()
+        worker = Worker(self.vendor)
         folder = Path(worker.folder.name, 'source')
         with zipfile.ZipFile(source) as archive:
             archive.extractall(folder)

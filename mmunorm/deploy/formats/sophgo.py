@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..graph import Exportable
-from ..vendors.process import Vendor
+from ..vendors.process import Vendor, Worker
 from .base import listed, register_format
 from .chip import Chip, ChipSession
 from .onnx import lower_opset, write_onnx
@@ -30,7 +30,7 @@ class Sophgo(Chip):
     def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,
                 options: dict) -> ChipSession:
         options = DEFAULTS | options
-        worker = self.vendor.start()
+        worker = Worker(self.vendor)
         with tempfile.TemporaryDirectory() as folder:
             file, samples = Path(folder, 'model.onnx'), Path(folder, 'samples')
             write_onnx(model, file)
@@ -46,7 +46,7 @@ class Sophgo(Chip):
         return self._opened(worker, path)
 
     def load(self, path: Path, threads: int | None) -> ChipSession:
-        return self._opened(self.vendor.start(), path)
+        return self._opened(Worker(self.vendor), path)
 
     def _opened(self, worker, path: Path) -> ChipSession:
         worker.call('open', model=str(path.resolve()))

@@ -157,12 +157,9 @@ class _Rewriter(Editor):
         if node.target is not aten.scaled_dot_product_attention.default:
             return None
         q, k, v, mask, _, is_causal = (*node.args, *(None, ) * 6)[:6]
-        kwargs = dict(node.kwargs)
-        mask, is_causal = kwargs.get('attn_mask', mask), kwargs.get('is_causal', is_causal)
-        shape = q.meta['val'].shape
-        if is_causal or kwargs.get('enable_gqa'):
+        if is_causal or node.kwargs.get('enable_gqa'):
             return None
-        scale = kwargs.get('scale')
+        shape, scale = q.meta['val'].shape, node.kwargs.get('scale')
         scale = shape[-1]**-0.5 if scale is None else scale
         last = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
         if (query := self.value(q)) is None:

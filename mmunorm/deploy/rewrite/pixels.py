@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
-from ..graph import Pixels, named_outputs
+from ..graph import named_outputs
 
 
 def fold_pixels(graph: nn.Module, images: Tensor) -> nn.Module:
@@ -20,27 +20,21 @@ def fold_pixels(graph: nn.Module, images: Tensor) -> nn.Module:
     if graph.pixels is None:
         return graph
     graph = copy.deepcopy(graph)
-    normalization = _as_convolution(graph.pixels)
-    first = None if graph.pixels.enhancing else _first_convolution(graph, images)
+    pixels, channels = graph.pixels, len(graph.pixels.mean)
+    normalization = nn.Conv2d(channels, channels, 1).requires_grad_(False)
+    swapped = torch.eye(channels).flip(0) if pixels.flips else torch.eye(channels)
+    normalization.weight.copy_((swapped / pixels.std[:, :, 0])[..., None, None])
+    normalization.bias.copy_((-pixels.mean / pixels.std).flatten())
+    first = None if pixels.enhancing else _first_convolution(graph, images)
     if first is not None:
         bias = torch.einsum('oihw,i->o', first.weight, normalization.bias)
         first.bias = nn.Parameter(bias if first.bias is None else first.bias + bias, requires_grad=False)
         weight = torch.einsum('oihw,ij->ojhw', first.weight, normalization.weight[..., 0, 0])
         first.weight = nn.Parameter(weight.contiguous(), requires_grad=False)
         normalization = nn.Identity()
-    graph.pixels.normalization = normalization
-    graph.pixels.mean = graph.pixels.std = None  # else stored in the file
+    pixels.normalization = normalization
+    pixels.mean = pixels.std = None  # else stored in the file
     return graph
-
-
-def _as_convolution(pixels: Pixels) -> nn.Conv2d:
-    """The normalization, and the swap of blue and red if there is one, as a convolution of 1 x 1."""
-    channels = len(pixels.mean)
-    layer = nn.Conv2d(channels, channels, 1).requires_grad_(False)
-    swapped = torch.eye(channels).flip(0) if pixels.flips else torch.eye(channels)
-    layer.weight.copy_((swapped / pixels.std[:, :, 0])[..., None, None])
-    layer.bias.copy_((-pixels.mean / pixels.std).flatten())
-    return layer
 
 
 @torch.no_grad()

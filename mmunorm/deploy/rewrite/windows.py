@@ -1,12 +1,10 @@
 """The shifted window attention of mmdet's and mmpretrain's Swins for maps of any size.
 
-The stock code traces with the sizes of a sample: its masks are written part by part, and Python decides about padding.
-Here all follows from the size of the map. The padding uses the token of a folded norm
-(`mmunorm/fusion/padding.py`): padding a folded model with zeros would be silently wrong.
+The stock code traces with the sizes of a sample. Here all follows from the size of the map; the padding is the token of
+a folded norm (`mmunorm/fusion/padding.py`), as zeros would be silently wrong.
 """
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
@@ -100,9 +98,8 @@ def shifted_window_mask(rows: int, columns: int, window: int, shift: int) -> Ten
 
 
 def for_any_size(model: nn.Module) -> nn.Module:
-    """A copy of a Swin for images whose sides are any multiples of :func:`side_multiple`; it needs no padding layers.
-    """
-    model = replace_modules(copy.deepcopy(model), is_window_attention, DynamicWindowMSA)
+    """Makes a Swin take images whose sides are any multiples of :func:`side_multiple`, in place; returns it."""
+    model = replace_modules(model, is_window_attention, DynamicWindowMSA)
     return replace_modules(model, _is_padding, lambda padding: nn.Identity())
 
 

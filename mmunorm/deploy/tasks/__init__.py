@@ -13,8 +13,7 @@ from .detector import Detector
 from .features import Features
 from .tensors import Tensors
 
-__all__ = ['PARTS', 'TASKS', 'Host', 'OpenMMLabTask', 'Task', 'batch_of', 'find_task',
-           'graph_of']
+__all__ = ['PARTS', 'TASKS', 'Host', 'OpenMMLabTask', 'Task', 'batch_of', 'find_task', 'graph_of']
 
 PARTS = ('whole', 'backbone')  # what a file may have of a model
 TASKS: dict[str, Task] = {task.name: task for task in (Classifier(), Detector(), Features(), Tensors())}
@@ -39,9 +38,5 @@ def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]
 
 
 def graph_of(model: nn.Module) -> nn.Module:
-    """The complete model, in eval mode, as a graph with the same parameters.
-
-    Raises a PreflightError if it is neither an mmpretrain classifier nor an mmdet detector, or has a part that cannot
-    be exported.
-    """
+    """The whole model, in eval mode, as a graph with the same parameters; a PreflightError if it cannot be exported."""
     return find_task(model).graph(model)

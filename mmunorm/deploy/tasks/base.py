@@ -14,12 +14,7 @@ Call = Callable[[str, np.ndarray], dict[str, np.ndarray]]
 
 
 class Host(ABC):
-    """What a machine computes around the signatures of a file whose runtime has no operators for it.
-
-    Args:
-        meta (dict): metadata of the file.
-        call (Callable): runs a signature, see `Call`.
-    """
+    """What a machine computes around the signatures of a file whose runtime has no operators for it."""
 
     def __init__(self, meta: dict, call: Call):
         self.meta, self.call = meta, call
@@ -41,8 +36,7 @@ class Task:
     def parts(self, graph: nn.Module, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
         """A graph as the signatures of a file: networks with channels-last inputs, each with a sample of these.
 
-        The normalization of pixels is folded into the first layer. `images` is a sample `(N, 3, H, W)` float32. Raises
-        a PreflightError if the graph cannot be cut.
+        The first layer normalizes the pixels. `images` is a sample `(N, 3, H, W)` float32.
         """
         raise NotImplementedError(f'a file of {self.name} has no signatures')
 
@@ -59,10 +53,9 @@ class OpenMMLabTask(Task, ABC):
 
     @abstractmethod
     def graph(self, model: nn.Module) -> nn.Module:
-        """The model, in eval mode, as a graph with the same parameters.
+        """The model, in eval mode, as a graph with the same parameters; its `meta` is what its :class:`Host` needs.
 
-        It has the names `inputs` and `outputs`, and as `meta` what its :class:`Host` needs. Raises a PreflightError if
-        the model has a part that cannot be exported.
+        Raises a PreflightError if the model has a part that cannot be exported.
         """
 
     def shape(self, model: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
@@ -79,17 +72,11 @@ class OpenMMLabTask(Task, ABC):
     @abstractmethod
     def preprocessed(self, model: nn.Module, graph: nn.Module, inputs: tuple[Tensor, ...],
                      expected: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What a graph and the model after its own `data_preprocessor` compute for the same images.
-
-        `expected` is what the graph computes for `inputs`.
-        """
+        """What a graph, `expected` for `inputs`, and the model with its `data_preprocessor` compute for some images."""
 
     @abstractmethod
     def batch(self, images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
-        """The inputs of a file for preprocessed uint8 images `(3, h, w)`.
-
-        Raises a PreflightError if an image does not fit the file's input.
-        """
+        """The inputs of a file for uint8 images `(3, h, w)`; a PreflightError if one does not fit."""
 
     def predict(self, sample, outputs: dict[str, np.ndarray], meta: dict) -> None:
         """Writes the outputs for an image to a data sample of OpenMMLab."""

@@ -27,8 +27,9 @@ class FeaturesGraph(nn.Module):
             maps = detector.extract_feat(torch.zeros(1, 3, 64, 64))
         self.outputs = tuple(f'map{index}' for index in range(len(maps)))
 
-    def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
-        return tuple(self.detector.extract_feat(self.pixels.padded(images, sizes)))
+    def forward(self, images: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
+        images = self.pixels(images) if sizes is None else self.pixels.padded(images, sizes)
+        return tuple(self.detector.extract_feat(images))
 
 
 class Features(OpenMMLabTask):

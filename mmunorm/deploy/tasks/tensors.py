@@ -29,15 +29,14 @@ class ModelGraph(nn.Module):
 
 
 class ChannelsLast(nn.Module):
-    """A graph with channels-last input; `compute(graph, images)` returns its outputs by name."""
+    """A graph with channels-last input `(N, H, W, C)` float32; `compute(graph, images)` returns its outputs by name."""
 
     def __init__(self, graph: nn.Module, compute: Callable[[nn.Module, Tensor], dict[str, Tensor]]):
         super().__init__()
         self.whole, self.compute = graph, compute  # `graph` is an attribute of torch.fx's modules
 
-    def forward(self, images: Tensor) -> dict[str, Tensor]:
-        """Takes `(N, H, W, C)` float32."""
-        return self.compute(self.whole, images.permute(0, 3, 1, 2))
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        return self.compute(self.whole, *(x.permute(0, 3, 1, 2) for x in inputs.values()))
 
 
 def one_part(graph: nn.Module, images: Tensor, compute: Callable[[nn.Module, Tensor], dict[str, Tensor]]

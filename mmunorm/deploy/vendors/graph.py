@@ -32,28 +32,16 @@ class ChipGraph(nn.Module):
         self.outputs = ('logits', ) if task == 'classifier' else tuple(graph.outputs)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
-        if self.task == 'classifier':
-            return self.whole.logits(images)
-        if self.task == 'features':
-            return tuple(self.whole.detector.extract_feat(self.pixels(images)))
-        return self.whole(images)
+        return self.whole.logits(images) if self.task == 'classifier' else self.whole(images)
 
 
 @torch.no_grad()
 def for_compiler(model: Exportable, normalizes: bool = True, centers: bool = False) -> Exportable:
-    """A model as compilers take it, for images of batch 1.
+    """A model as compilers take it, for one image; its `meta` has `host`, the host's part.
 
-    Its `meta` has `host`, what :func:`images_for` and :func:`outputs_of` need.
-
-    Args:
-        model (Exportable): the result of :func:`prepare_export`.
-        normalizes (bool): the first layer takes raw pixels. If it is False, the file takes normalized ones, and `mean`
-            and `std` of `host` are for the compiler or the host; None if the model does not normalize. Defaults to
-            True.
-        centers (bool): attentions subtract the mean of keys and values over each image. Defaults to False.
-
-    Raises:
-        PreflightError: the task is not supported, the batch is dynamic, or torch cannot export the model.
+    If it `normalizes`, the first layer takes raw pixels. Otherwise `mean` and `std` of `host` are for the compiler or
+    the host; they are None if the model does not normalize. If it `centers`, attentions subtract the mean of keys and
+    values over each image. Raises a PreflightError if it cannot be such a file.
     """
     meta, task, pixels = model.meta, model.meta['task'], model.graph.pixels
     if model.open_shapes:
@@ -64,7 +52,7 @@ def for_compiler(model: Exportable, normalizes: bool = True, centers: bool = Fal
     if task == 'features' and pixels.enhancing is not None:
         raise PreflightError(f'--parts backbone does not support {type(pixels.enhancing).__name__}, whose output would '
                              'depend on the padding.')
-    graph = ChipGraph(copy.deepcopy(model.stock), task)
+    graph = ChipGraph(copy.deepcopy(model.graph), task)
     image = model.inputs[0][:1]
     host = dict(mean=None, std=None)
     if pixels is not None:
@@ -94,14 +82,11 @@ def for_compiler(model: Exportable, normalizes: bool = True, centers: bool = Fal
             center_attention(graph)
         graph.inputs, graph.outputs = names
     meta = meta | dict(shape=[1, *meta['shape'][1:]], host=host)
-    return dataclasses.replace(model, graph=graph, stock=graph, meta=meta, inputs=(image, ))
+    return dataclasses.replace(model, graph=graph, meta=meta, inputs=(image, ))
 
 
 def images_for(arrays: Sequence[np.ndarray], meta: dict, normalizes: bool = False) -> np.ndarray:
-    """The input of a file of :func:`for_compiler`: `images` `(N, C, H, W)`, and for maps `sizes` `(N, 2)`.
-
-    Outside of its size an image gets the pixels of the padding; with `normalizes`, the host normalizes.
-    """
+    """The images `(N, C, H, W)` that a file of :func:`for_compiler` takes: padded, and normalized by the host."""
     images, *sizes = arrays
     host = meta['host']
     if 'pad' in host:
@@ -116,7 +101,5 @@ def images_for(arrays: Sequence[np.ndarray], meta: dict, normalizes: bool = Fals
 
 
 def outputs_of(outs: list[np.ndarray], meta: dict) -> list[np.ndarray]:
-    """The outputs of a session for those of the file: a classifier's probabilities."""
-    if meta['task'] == 'classifier':
-        return [torch.from_numpy(outs[0]).softmax(1).numpy()]
-    return outs
+    """The outputs of the model for those of the file: a classifier's probabilities."""
+    return [torch.from_numpy(outs[0]).softmax(1).numpy()] if meta['task'] == 'classifier' else outs

@@ -55,13 +55,9 @@ class Vendor:
                                  f'mmunorm, or set {self.variable} to the Python that has it.')
         return made / 'bin/python'
 
-    def start(self) -> Worker:
-        """A new process. Raises a PreflightError if the package is missing."""
-        return Worker(self)
-
 
 class Worker:
-    """A process of a vendor's Python that runs the methods of the script's compiler.
+    """A process of a vendor's Python that runs the methods of the script's compiler; a PreflightError if there is none.
 
     Its working directory is a folder of its own, with a log of what the vendor prints. Both are deleted with this
     object; after an error a copy of the log stays.
@@ -78,7 +74,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [python, '-u', vendor.script], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, cwd=self.folder.name, env=environment)
-        self._finalizer = weakref.finalize(self, _stop, self.process, self.folder)
+        self.close = weakref.finalize(self, _stop, self.process, self.folder)
 
     def call(self, method: str, *arrays: np.ndarray, **arguments) -> tuple[dict, list[np.ndarray]]:
         """The result of a method of the compiler.
@@ -95,9 +91,6 @@ class Worker:
         if 'error' in header:
             raise PreflightError(f"{self.vendor.package} fails: {self._printed(start, header['error'])}")
         return header, outs
-
-    def close(self) -> None:
-        self._finalizer()
 
     def _printed(self, start: int, message: str = '') -> str:
         """The first error in the log after `start`, a message, and the path of a copy of the log."""

@@ -16,8 +16,7 @@ class Detector(Features):
     name, host = 'detector', DetectorHost
 
     def graph(self, model: nn.Module) -> nn.Module:
-        from .graph import DetectorGraph
-        from .parts import obstacle
+        from .graph import DetectorGraph, obstacle
         if reason := obstacle(model):
             raise PreflightError(f'{type(model).__name__} cannot be exported whole: {reason}. With --parts backbone in '
                                  'onnx or openvino, backbone and neck become a file, and the rest stays in torch.')

@@ -1,12 +1,15 @@
-"""A detector of mmdet as one graph, and as the parts of a file."""
+"""A detector of mmdet as one graph: its networks and settings for :mod:`.postprocess`, and which ones have these."""
 from __future__ import annotations
 
 import torch
+from mmdet.models.dense_heads import AnchorHead
+from mmdet.models.detectors import SingleStageDetector, TwoStageDetector
+from mmdet.models.task_modules.coders.delta_xywh_bbox_coder import DeltaXYWHBBoxCoder
 from torch import Tensor, nn
 
 from ...graph import Pixels
 from ...rewrite.pixels import fold_pixels
-from .parts import Features, region_networks, settings_of
+from ..tensors import ChannelsLast
 from .postprocess import detect
 
 # The batch sizes of RoI heads in a file; the last batch is filled, so masks, of few detections, have a smaller one.
@@ -26,13 +29,10 @@ class DetectorGraph(nn.Module):
         self.pixels = Pixels(detector.data_preprocessor)
         self.detector = detector
         self.settings = settings_of(detector, self.pixels)
+        self.meta = dict(detector=self.settings)
         self.features = Features(detector, self.pixels)
         self.networks = nn.ModuleDict(region_networks(detector))
         self.outputs = ('dets', 'labels', 'masks') if 'masks' in self.networks else ('dets', 'labels')
-
-    @property
-    def meta(self) -> dict:
-        return dict(detector=self.settings)
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         """Detections of images with values from 0 to 255."""
@@ -43,23 +43,8 @@ class DetectorGraph(nn.Module):
         return self.networks[name](regions)
 
 
-class ChannelsLast(nn.Module):
-    """A network with its input and its output maps `(N, h, w, C)`."""
-
-    def __init__(self, network: nn.Module):
-        super().__init__()
-        self.network = network
-
-    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-        outs = self.network(*(x.permute(0, 3, 1, 2) for x in inputs.values()))
-        return {name: out.permute(0, 2, 3, 1) if out.dim() == 4 else out for name, out in outs.items()}
-
-
 def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-    """`features` and :func:`region_networks` as parts of a file, channels last, each with a sample of its input.
-
-    The normalization of pixels is folded into the first layer. `images` is a sample `(N, 3, H, W)` float32.
-    """
+    """`features` and :func:`region_networks` as parts of a file, see :meth:`.Task.parts`; maps are channels last."""
     parts = dict(features=(fold_pixels(graph.features, images), dict(images=images.permute(0, 2, 3, 1).contiguous())))
     if graph.networks:
         settings = graph.settings
@@ -67,8 +52,195 @@ def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module,
         heads = _regions(stage['pool'], min(REGIONS['heads'], settings['dense_head']['max_per_img']))
         for name, network in graph.networks.items():
             parts[name] = network, heads if name != 'masks' else _regions(masks['pool'], min(REGIONS['masks'], most))
-    return {name: (ChannelsLast(network), sample) for name, (network, sample) in parts.items()}
+    return {name: (ChannelsLast(network, _channels_last), sample) for name, (network, sample) in parts.items()}
 
 
 def _regions(pool: dict, number: int) -> dict[str, Tensor]:
     return dict(regions=torch.zeros(number, *pool['output_size'], pool['channels']))
+
+
+def _channels_last(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    return {name: out.permute(0, 2, 3, 1) if out.dim() == 4 else out for name, out in network(x).items()}
+
+
+class Features(nn.Module):
+    """From pixels to the inputs of the proposals.
+
+    For each level `map0`, ... the feature maps `(N, C, h, w)` of RoI heads; `score0`, ... the logits of the anchors
+    `(N, A * classes, h, w)`; `delta0`, ... their deltas `(N, 4 * A, h, w)`.
+    """
+
+    def __init__(self, detector: nn.Module, pixels: Pixels):
+        super().__init__()
+        self.pixels = pixels
+        self.backbone, self.neck = detector.backbone, getattr(detector, 'neck', None) or nn.Identity()
+        self.dense_head, roi = dense_head(detector), getattr(detector, 'roi_head', None)
+        extractors = [] if roi is None else stages(roi.bbox_roi_extractor)
+        if roi is not None and roi.with_mask:
+            extractors = [*extractors, *stages(roi.mask_roi_extractor)]
+        self.num_maps = max((len(extractor.roi_layers) for extractor in extractors), default=0)
+
+    def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
+        """Takes `(N, 3, H, W)` float32, 0 to 255; without `sizes` padded with what normalizes to `pad_value`."""
+        maps = self.neck(self.backbone(self.pixels(images) if sizes is None else self.pixels.padded(images, sizes)))
+        scores, deltas = self.dense_head(maps)
+        kinds = dict(map=maps[:self.num_maps], score=scores, delta=deltas)
+        return {f'{kind}{level}': out for kind, outs in kinds.items() for level, out in enumerate(outs)}
+
+
+class Heads(nn.Module):
+    """Classes and boxes of pooled regions."""
+
+    def __init__(self, bbox_head: nn.Module):
+        super().__init__()
+        self.bbox_head = bbox_head
+
+    def forward(self, regions: Tensor) -> dict[str, Tensor]:
+        """`(P, C, h, w)` to `logits` `(P, classes + 1)` and `deltas` `(P, 4 * classes)`."""
+        logits, deltas = self.bbox_head(regions)
+        return dict(logits=logits, deltas=deltas)
+
+
+class Masks(nn.Module):
+    """Masks of pooled regions."""
+
+    def __init__(self, mask_heads: list[nn.Module]):
+        super().__init__()
+        self.mask_heads = nn.ModuleList(mask_heads)
+
+    def forward(self, regions: Tensor) -> dict[str, Tensor]:
+        """`(K, C, h, w)` to `logits` `(K, stages * classes, 2h, 2w)`."""
+        return dict(logits=torch.cat([head(regions) for head in self.mask_heads], 1))
+
+
+def region_networks(detector: nn.Module) -> dict[str, nn.Module]:
+    """The networks on pooled regions: `refine0`, ... for the earlier stages of a cascade, `heads`, and `masks`."""
+    roi = getattr(detector, 'roi_head', None)
+    if roi is None:
+        return {}
+    *earlier, last = stages(roi.bbox_head)
+    networks = {f'refine{index}': Heads(head) for index, head in enumerate(earlier)} | dict(heads=Heads(last))
+    return networks | (dict(masks=Masks(stages(roi.mask_head))) if roi.with_mask else {})
+
+
+def settings_of(detector: nn.Module, pixels: Pixels) -> dict:
+    """The settings of a detector for :mod:`.postprocess` as plain data, with mmdet's names."""
+    head, pad = dense_head(detector), pixels.mean + pixels.pad_value * pixels.std
+    cfg, priors = head.test_cfg, head.prior_generator
+    settings = dict(
+        pad=(pad.flip(0) if pixels.flips else pad).flatten().tolist(),
+        anchors=[dict(boxes=boxes.tolist(), stride=list(stride))
+                 for boxes, stride in zip(priors.base_anchors, priors.strides, strict=True)],
+        dense_head=dict(num_classes=head.cls_out_channels, coder=coder_of(head.bbox_coder), nms_pre=cfg.nms_pre,
+                        min_bbox_size=cfg.get('min_bbox_size', -1), score_thr=cfg.get('score_thr', 0),
+                        iou_threshold=cfg.nms.iou_threshold, max_per_img=cfg.max_per_img),
+        stages=[], masks=None)
+    roi = getattr(detector, 'roi_head', None)
+    if roi is None:
+        return settings
+    settings['stages'] = [
+        dict(pool=pool_of(extractor), coder=coder_of(head.bbox_coder))
+        for head, extractor in zip(stages(roi.bbox_head), stages(roi.bbox_roi_extractor), strict=True)]
+    cfg = roi.test_cfg
+    settings['rcnn'] = dict(num_classes=stages(roi.bbox_head)[-1].num_classes, score_thr=cfg.score_thr,
+                            iou_threshold=cfg.nms.iou_threshold, max_per_img=cfg.max_per_img)
+    if roi.with_mask:
+        settings['masks'] = dict(pool=pool_of(stages(roi.mask_roi_extractor)[0]),
+                                 class_agnostic=stages(roi.mask_head)[0].class_agnostic)
+    return settings
+
+
+def pool_of(extractor: nn.Module) -> dict:
+    """The settings of :func:`.postprocess.pool`."""
+    layers = extractor.roi_layers
+    return dict(output_size=list(layers[0].output_size), spatial_scales=[layer.spatial_scale for layer in layers],
+                sampling_ratio=layers[0].sampling_ratio, aligned=layers[0].aligned, channels=extractor.out_channels,
+                finest_scale=extractor.finest_scale)
+
+
+def coder_of(coder: DeltaXYWHBBoxCoder) -> dict:
+    """The settings of :func:`.postprocess.decode`."""
+    return dict(means=list(coder.means), stds=list(coder.stds), clip_border=coder.clip_border,
+                ctr_clamp=coder.ctr_clamp if coder.add_ctr_clamp else None)
+
+
+def obstacle(detector: nn.Module) -> str:
+    """Why a detector cannot be one graph with :mod:`.postprocess`, as half a sentence, or ''."""
+    is_single = isinstance(detector, SingleStageDetector)
+    if reason := _single_stage_obstacle(detector) if is_single else _roi_obstacle(detector):
+        return reason
+    if type(detector).extract_feat not in (SingleStageDetector.extract_feat, TwoStageDetector.extract_feat):
+        return f'its extract_feat is not that of {"SingleStage" if is_single else "TwoStage"}Detector'
+    name, head = ('bbox_head' if is_single else 'rpn_head'), dense_head(detector)
+    if not head.use_sigmoid_cls:
+        return f'its {name} scores with a softmax, not with a sigmoid (use_sigmoid=True)'
+    heads, settings = [(name, head)], {'test_cfg' if is_single else 'test_cfg.rpn': head.test_cfg}
+    if not is_single:
+        heads += [('bbox_head', head) for head in stages(detector.roi_head.bbox_head)]
+        settings['test_cfg.rcnn'] = detector.roi_head.test_cfg
+    for name, head in heads:
+        if type(head.bbox_coder) is not DeltaXYWHBBoxCoder:
+            return f'the bbox_coder of its {name} is {type(head.bbox_coder).__name__}, not DeltaXYWHBBoxCoder'
+    for name, cfg in settings.items():
+        if not cfg:
+            return f'it has no {name}'
+        if cfg.get('max_per_img', -1) < 1:  # mmdet keeps all then
+            return f'{name}.max_per_img is {cfg.get("max_per_img")}, and files have a fixed number, such as 100'
+        if set(cfg.nms) != {'type', 'iou_threshold'} or cfg.nms.type != 'nms':
+            return f"{name}.nms is {dict(cfg.nms)}, not dict(type='nms', iou_threshold=...)"
+    return ''
+
+
+def _single_stage_obstacle(detector: nn.Module) -> str:
+    head = detector.bbox_head
+    if type(detector).predict is not SingleStageDetector.predict or not isinstance(head, AnchorHead):
+        return f'its bbox_head is {type(head).__name__}, not one such as RetinaHead'
+    for method in ('forward', 'predict', 'predict_by_feat', '_predict_by_feat_single', '_bbox_post_process'):
+        if getattr(type(head), method) is not getattr(AnchorHead, method):
+            return f'its bbox_head is {type(head).__name__}, whose {method} is not that of AnchorHead'
+    if getattr(head.loss_cls, 'custom_cls_channels', False):
+        return f'its bbox_head has the scores of {type(head.loss_cls).__name__}'
+    cfg = head.test_cfg or {}
+    if cfg.get('nms_pre', -1) < 1:
+        return f'test_cfg.nms_pre must be a number such as 1000, and is {cfg.get("nms_pre")}'
+    if cfg.get('min_bbox_size', -1) > 0:
+        return f'test_cfg.min_bbox_size is {cfg.min_bbox_size}, in pixels of the original image'
+    return ''
+
+
+def _roi_obstacle(detector: nn.Module) -> str:
+    rpn, roi = getattr(detector, 'rpn_head', None), getattr(detector, 'roi_head', None)
+    expected = dict(detector=('RetinaNet', 'FasterRCNN', 'MaskRCNN', 'CascadeRCNN'), rpn_head=('RPNHead', ),
+                    roi_head=('StandardRoIHead', 'CascadeRoIHead'))
+    for name, part in dict(detector=detector, rpn_head=rpn, roi_head=roi).items():
+        if type(part).__name__ not in expected[name]:
+            return f'its {name} is {type(part).__name__}, not {" or ".join(expected[name])}'
+    if roi.with_shared_head:
+        return 'its roi_head has a shared_head'
+    for head in stages(roi.bbox_head):
+        if head.custom_cls_channels or head.custom_activation or not head.with_reg or not head.with_cls:
+            return 'its bbox_head has no softmax over classes, or no boxes'
+    mask_extractors, mask_heads = ((stages(roi.mask_roi_extractor), stages(roi.mask_head)) if roi.with_mask
+                                   else ([], []))
+    for extractor in [*stages(roi.bbox_roi_extractor), *mask_extractors]:
+        if type(extractor).__name__ != 'SingleRoIExtractor':
+            return f'its RoI extractor is {type(extractor).__name__}, not SingleRoIExtractor'
+        if any(type(layer).__name__ != 'RoIAlign' or layer.pool_mode != 'avg' for layer in extractor.roi_layers):
+            return "its RoI extractor pools with another layer than RoIAlign with pool_mode='avg'"
+    for head in mask_heads:
+        if type(head).__name__ != 'FCNMaskHead':
+            return f'its mask_head is {type(head).__name__}, not FCNMaskHead'
+    if len({(repr(extractor.roi_layers), extractor.finest_scale, head.class_agnostic)
+            for extractor, head in zip(mask_extractors, mask_heads, strict=True)}) > 1:
+        return 'its stages pool differently for masks, or only some of their masks are class-agnostic'
+    return ''
+
+
+def dense_head(detector: nn.Module) -> nn.Module:
+    """The head on the neck's maps: of proposals, or of a single-stage detector."""
+    return detector.rpn_head if hasattr(detector, 'rpn_head') else detector.bbox_head
+
+
+def stages(part: nn.Module) -> list[nn.Module]:
+    """A part of each stage of a RoI head, which is a list in a `CascadeRoIHead`."""
+    return list(part) if isinstance(part, nn.ModuleList) else [part]

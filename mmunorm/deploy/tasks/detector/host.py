@@ -17,7 +17,6 @@ class DetectorHost(Host):
 
     @torch.no_grad()
     def __call__(self, images: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-        """The outputs of :func:`detect` for images `(N, 3, H, W)` float32, 0 to 255, with sizes `(N, 2)` float32."""
         features = _channels_first(self.call(*self.first(images, sizes)))
         outs = [detect(self.meta['detector'], self._run,
                        {name: values[index:index + 1] for name, values in features.items()},

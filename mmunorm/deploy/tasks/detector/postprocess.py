@@ -21,17 +21,12 @@ Run = Callable[[str, Tensor, Tensor], dict[str, Tensor]]
 
 
 def detect(settings: dict, run: Run, features: dict[str, Tensor], sizes: Tensor) -> tuple[Tensor, ...]:
-    """The objects in each image of a batch.
+    """The objects in each image of a batch, from the outputs of :class:`.graph.Features`.
 
-    Args:
-        settings (dict): the result of :func:`.parts.settings_of`.
-        run (Callable): runs the networks on pooled regions, see `Run`.
-        features (dict[str, Tensor]): the outputs of :class:`.parts.Features`.
-        sizes (Tensor): height and width without padding, `(N, 2)`.
+    `settings` are those of :func:`.graph.settings_of`, `sizes` `(N, 2)` height and width without padding.
 
-    Returns:
-        `dets` `(N, K, 5)` float32, x1 y1 x2 y2 and score, the best first; `labels` `(N, K)` int64; with masks also
-        `masks` `(N, K, h, w)` float32, probabilities in the area of each box. All are 0 after the last detection.
+    Returns `dets` `(N, K, 5)` float32, x1 y1 x2 y2 and score, the best first; `labels` `(N, K)` int64; with masks also
+    `masks` `(N, K, h, w)` float32, probabilities in the area of each box. All are 0 after the last detection.
     """
     levels = candidates(settings, features, sizes)
     if not settings['stages']:
@@ -174,8 +169,7 @@ def decode(coder: dict, boxes: Tensor, deltas: Tensor, sizes: Tensor) -> Tensor:
 def pool(cfg: dict, maps: list[Tensor], boxes: Tensor) -> Tensor:
     """`SingleRoIExtractor.forward`: the features `(N * P, C, h, w)` in boxes `(N, P, 4)`.
 
-    Each level pools all boxes: those of other levels are empty ones, which cost almost no time. mmdet gathers the boxes
-    of each level, whose number depends on the image.
+    Each level pools all boxes, as the number of its own depends on the image; the others are empty and cost nothing.
     """
     batch, number = boxes.shape[:2]
     index = torch.arange(batch, dtype=boxes.dtype)[:, None].expand(-1, number).reshape(-1, 1)
