@@ -226,7 +226,7 @@ class _Tracer(AttentionRecorder):
     def _stream_columns(self, numbers: Numbers) -> list[int] | None:
         """The number of a source at each column, `NOTHING` for none; None if a column has several channels."""
         written = self._written(numbers)
-        if not self._is_each_in_place(written):
+        if MIXED in written or not self._is_each_in_place(written):
             return None
         self._join(self._sources_of(written))
         return written.max(0).tolist()
@@ -343,7 +343,8 @@ class _Tracer(AttentionRecorder):
         numbers = tagged[0].tag.numbers
         written = self._written(numbers)
         sources = self._sources_in(written)
-        if len(tagged) > 1 or len(sources) < 2 or len({len(source.numbers) for source in sources}) > 1:
+        sizes = {len(source.numbers) for source in sources}
+        if len(tagged) > 1 or MIXED in numbers or len(sources) < 2 or len(sizes) > 1:
             return False
         self._add_use(numbers, Use('sum', name))
         tagged[0].tag = Tag(self._sources, self._stream(written))
@@ -360,6 +361,8 @@ class _Tracer(AttentionRecorder):
         both = (a >= 0) & (b >= 0)
         if bool((self._channels(a) != self._channels(b))[both].any()):
             self._ask_for_axes(input, other)
+            return None
+        if MIXED in a or MIXED in b:  # which a sample can miss
             return None
         for numbers in pair:
             self._add_use(numbers, Use('sum', name))
@@ -390,6 +393,8 @@ class _Tracer(AttentionRecorder):
         use, tags = Use('scale', name), (x.tag, getattr(factor, 'tag', x.tag))
         numbers, factors = unrepeated(*(np.broadcast_to(tag.numbers, output.shape) for tag in tags))
         written = self._written(numbers)
+        if MIXED in written:
+            return None
         if not isinstance(factor, Tensor) or factor.numel() == 1:
             pass
         elif not hasattr(factor, 'tag'):

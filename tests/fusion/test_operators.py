@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from mmunorm import fuse_norms
-from mmunorm.fusion import operators
+from mmunorm.fusion import operators, tags
 
 from . import models
 
@@ -123,6 +123,7 @@ REFUSED = {
     'cumulated': lambda m, x: x.cumsum(1),
     'rounded': lambda m, x: x.round(decimals=12),
     'constant beside it': lambda m, x: torch.cat([torch.ones_like(x[:, :1]), x], 1),
+    'mean with padding': lambda m, x: F.pad(x[:, :5], (0, 0, 0, 1)).unflatten(1, (-1, 2)).mean(2),
     'padded by 1': lambda m, x: F.pad(x, (0, 0, 0, 1), value=1.),
     'normalized by a function': lambda m, x: F.layer_norm(x, (WIDTH, )),
     'TorchScript': lambda m, x: SCRIPTED(x),
@@ -169,6 +170,12 @@ def test_every_other_function_keeps_the_stream(name):
     touched = {fold.norm for fold in report.reduced if fold.not_rotated}
     assert 'norm1' in touched and not any('norm1' in stream.norms for stream in report.streams)
     assert all(fold.not_rotated.code != 'stream differs' for fold in report.reduced if fold.not_rotated)
+
+
+@pytest.mark.parametrize('later', ['roll', 'constant', 'layer scale'])
+def test_a_token_that_no_sample_shows(later, monkeypatch):
+    monkeypatch.setattr(tags, '_SAMPLE', 1)
+    assert not check(['mean with padding', later]).streams
 
 
 @settings(max_examples=25, phases=[Phase.generate], deadline=None, derandomize=True, database=None,
