@@ -381,7 +381,8 @@ def low_light_speed():
     norms = [norm for norm in next(iter(found.values())) if norm != 'LN']
     return ['image', 'LN, ms', *(f'{norm} / LN' for norm in norms)], [
         [' x '.join(map(str, shape)), f'{rows["LN"]["seconds"] * 1e3:.0f}',
-         *(quartiles(rows[norm]['to_ln'], 2) for norm in norms)] for shape, rows in found.items()]
+         *(f'{rows[norm]["to_ln"]["low"]:.2f} to {rows[norm]["to_ln"]["high"]:.2f}' for norm in norms)]
+        for shape, rows in found.items()]
 
 
 def translation_speed():
