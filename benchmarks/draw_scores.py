@@ -124,7 +124,7 @@ def bar_figure(title, xlabel, bars):
                        fontsize='small')
     axes.set_yticks(range(len(bars)), [wrapped(label, 1.9) for label in bars], fontsize='small')
     axes.invert_yaxis()
-    axes.margins(x=0.12)
+    axes.margins(x=0.16)
     axes.set_xlabel(xlabel)
     finish(figure, 0.29 * len(bars) * len(forms), title)
     return figure

@@ -88,7 +88,7 @@ def headline():
             ('Swin-T, the fastest INT8 file with LN, 1 thread, ms', select(swins, format=fastest), 1)):
         found = {row['model']: row for row in found}
         add(what, [found[form]['latency_ms']['median'] for form in FORMS], digits,
-            **{form: factor(found[form]) for form in ('exact', 'UN')})
+            **{form: factor(found[form]) or 'no difference' for form in ('exact', 'UN')})
     chip = {row['norm']: row['ms'] for row in select(read('ethos_u_exact'), accelerator='ethos-u85-512')}
     add('DeiT-S, Arm Ethos-U85, estimate, ms', [chip[form] for form in FORMS], 1,
         **{form: f'{chip["LN"] / chip[form]:.2f}x' for form in ('exact', 'UN')})
@@ -287,8 +287,23 @@ def paper(columns, **wanted):
         lines.setdefault(label, {})[row['model']] = row['paper']
     first = rows[0]
     header = ['norm'] if 'norm' in first else list(first['setting'])
-    return [*header, *columns.values()], [[*label, *(found.get(model, '') for model in columns)]
-                                          for label, found in lines.items()]
+    return one_number([*header, *columns.values()], [[*label, *(found.get(model, '') for model in columns)]
+                                                     for label, found in lines.items()])
+
+
+def one_number(header, rows):
+    """Columns of `box AP / mask AP` and of `value (change)` as two columns each."""
+    for i in reversed(range(len(header))):
+        cells = [str(row[i]) for row in rows]
+        if any(' / ' in cell for cell in cells):
+            new, parts = [f'{header[i]}, box AP', f'{header[i]}, mask AP'], [cell.split(' / ') for cell in cells]
+        elif all(cell.endswith(')') for cell in cells):
+            new, parts = [header[i], 'change'], [cell.removesuffix(')').split(' (') for cell in cells]
+        else:
+            continue
+        header = [*header[:i], *new, *header[i + 1:]]
+        rows = [[*row[:i], *(part * 2)[:2], *row[i + 1:]] for row, part in zip(rows, parts, strict=True)]
+    return header, rows
 
 
 def paper_2():
@@ -299,21 +314,21 @@ def paper_2():
 def paper_detectors():
     three, four = ({row['norm']: row for row in select(read('paper'), table=number)} for number in (3, 4))
     parts = ('AP50', 'AP75', 'AP_s', 'AP_m', 'AP_l')
-    return ['norm', 'Faster R-CNN, box AP', *parts, 'Mask R-CNN, box AP / mask AP'], [
+    return one_number(['norm', 'Faster R-CNN, box AP', *parts, 'Mask R-CNN'], [
         [norm, three[norm]['paper']['AP'], *(three[norm]['paper'][part] for part in parts), four[norm]['paper']]
-        for norm in three]
+        for norm in three])
 
 
 def paper_8():
     rows = select(read('paper'), table=8)
-    return ['RTX 3090', *rows[0]['paper']], [[row['model'], *row['paper'].values()] for row in rows]
+    return one_number(['RTX 3090', *rows[0]['paper']], [[row['model'], *row['paper'].values()] for row in rows])
 
 
 def paper_averages():
     rows, others = select(read('paper'), table=5), select(read('paper'), table=9)
-    return [*rows[0]['setting'], 'Table 5: box AP / mask AP', 'Table 9: BLEU', '`--norm`'], [
+    return one_number([*rows[0]['setting'], 'Table 5', 'Table 9, BLEU', '`--norm`'], [
         [*row['setting'].values(), row['paper'], other['paper'], norm_option(row)]
-        for row, other in zip(rows, others, strict=True)]
+        for row, other in zip(rows, others, strict=True)])
 
 
 def norm_option(row):
@@ -340,6 +355,16 @@ def stored(name, columns=None):
 
 
 # The projects.
+def zoo():
+    """A column for each metric."""
+    rows = [row['cells'] for row in select(read('tables'), table='zoo')]
+    found = [dict(score.rsplit(' ', 1) for score in row['score'].split(', ')) for row in rows]
+    metrics = list(dict.fromkeys(metric for scores in found for metric in scores))
+    return ['model', *metrics, 'sha256 begins'], [
+        [row['model'], *(scores.get(metric, '') for metric in metrics), row['sha256 begins']]
+        for row, scores in zip(rows, found, strict=True)]
+
+
 def residual_steps():
     found = {}
     for row in read('residual_step_amd_epyc'):
@@ -356,7 +381,8 @@ def low_light_speed():
     norms = [norm for norm in next(iter(found.values())) if norm != 'LN']
     return ['image', 'LN, ms', *(f'{norm} / LN' for norm in norms)], [
         [' x '.join(map(str, shape)), f'{rows["LN"]["seconds"] * 1e3:.0f}',
-         *(quartiles(rows[norm]['to_ln'], 2) for norm in norms)] for shape, rows in found.items()]
+         *(f'{rows[norm]["to_ln"]["low"]:.2f} to {rows[norm]["to_ln"]["high"]:.2f}' for norm in norms)]
+        for shape, rows in found.items()]
 
 
 def translation_speed():
@@ -402,4 +428,4 @@ ROW_TABLES = {function.__name__: function for function in (
     data_files)}
 ROW_TABLES |= {f'paper_{number}': partial(paper_setting, number) for number in (6, 7, 10)}
 ROW_TABLES |= {name: partial(stored, name) for name in dict.fromkeys(row['table'] for row in read('tables'))}
-ROW_TABLES['zoo'] = partial(stored, 'zoo', ['model', 'score', 'sha256 begins'])
+ROW_TABLES['zoo'] = zoo

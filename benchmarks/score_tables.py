@@ -150,15 +150,14 @@ TABLES = {
         columns={f'{layers} layers': mean(TOP1, layers=layers) for layers in (12, 24, 48, 96)}),
     # projects/photographs/RESULTS.md
     'photographs': dict(
-        labels=['val top-1'], where=dict(steps=1504),
-        rows=same('LN', 'RMSN', 'DyT', 'Derf', 'BN', 'RepBN', 'UN', 'UN+'),
-        columns={'Xeon, mean ± std': mean(TOP1, experiment='photographs_wide_start', **INTEL_BF16),
-                 'Xeon, seeds 0 to 2': mean(TOP1, 'each', experiment='photographs_wide_start', **INTEL_BF16),
-                 'EPYC, mean ± std': mean(TOP1, experiment='photographs_wide_start', **PLAIN, **AVX512),
-                 'EPYC, seeds 0 to 2': mean(
-                     TOP1, 'each', experiment='photographs_wide_start', missing='', **PLAIN, **AVX512),
-                 'Xeon, started with 0.02': mean(TOP1, experiment='photographs', missing=''),
-                 'seeds 0 and 1': mean(TOP1, 'each', experiment='photographs', missing='')}),
+        labels=['val top-1', 'machine'], where=dict(steps=1504),
+        rows={(norm, machine): dict(norm=norm, **wanted) for machine, wanted, names in (
+            ('Xeon', dict(experiment='photographs_wide_start', **INTEL_BF16), ('LN', 'BN', 'RepBN', 'UN', 'UN+')),
+            ('EPYC', dict(experiment='photographs_wide_start', **PLAIN, **AVX512),
+             ('LN', 'RMSN', 'DyT', 'Derf', 'BN', 'UN', 'UN+')),
+            ('Xeon, started with 0.02', dict(experiment='photographs'), ('LN', 'BN', 'RepBN', 'UN', 'UN+')))
+            for norm in names},
+        columns=by_seed(TOP1, 3)),
     'photographs_hard': dict(
         labels=['val top-1, seed 0'], where=dict(seed=0, **AVX512),
         rows={**same('LN', 'BN', 'UN', 'UN+'), 'UN, `window=16`': dict(norm='w16')},
@@ -172,20 +171,21 @@ TABLES = {
                  'brighter (x 1.8)': mean(TOP1, kind='brighter'), 'contrast x 0.4': mean(TOP1, kind='less contrast'),
                  'contrast x 1.8': mean(TOP1, kind='more contrast')}),
     'photographs_maskrcnn': dict(
-        labels=['Mask R-CNN'], where=dict(experiment='photographs_maskrcnn'),
-        rows={**{norm: dict(norm=norm, **PLAIN) for norm in ('LN', 'UN', 'UN+')},
-              'UN, from the backbone with LN': dict(experiment='photographs_maskrcnn_start', **PLAIN),
-              'UN, `backbone.norm_eval=True`': dict(norm='UN', options={'model.backbone.norm_eval': 'True'}),
-              **{f'{norm}, rate 1e-3': dict(norm=norm, options={'optim_wrapper.optimizer.lr': '1e-3'})
-                 for norm in ('LN', 'UN', 'UN+')},
-              'UN, from the backbone with LN, rate 1e-3': dict(
-                  experiment='photographs_maskrcnn_start', options={'optim_wrapper.optimizer.lr': '1e-3'}),
-              'UN, from the backbone with LN, rate 1e-3, `backbone.norm_eval=True`': dict(
-                  experiment='photographs_maskrcnn_start',
-                  options={'optim_wrapper.optimizer.lr': '1e-3', 'model.backbone.norm_eval': 'True'})},
-        columns={'box AP, Xeon, seed 0': mean(BOX, **INTEL_BF16), 'mask AP': mean(MASK, missing='', **INTEL_BF16),
-                 'box AP, EPYC, seeds 0 to 2': mean(BOX, 'each', **AVX512),
-                 'mask AP, seeds 0 to 2': mean(MASK, 'each', missing='', **AVX512)}),
+        labels=['Mask R-CNN', 'machine'], where=dict(experiment='photographs_maskrcnn'),
+        rows={**{(norm, 'Xeon'): dict(norm=norm, **PLAIN, **INTEL_BF16) for norm in ('LN', 'UN', 'UN+')},
+              **{(label, 'EPYC'): dict(wanted, **AVX512) for label, wanted in {
+                  **{norm: dict(norm=norm, **PLAIN) for norm in ('LN', 'UN')},
+                  'UN, from the backbone with LN': dict(experiment='photographs_maskrcnn_start', **PLAIN),
+                  'UN, `backbone.norm_eval=True`': dict(norm='UN', options={'model.backbone.norm_eval': 'True'}),
+                  **{f'{norm}, rate 1e-3': dict(norm=norm, options={'optim_wrapper.optimizer.lr': '1e-3'})
+                     for norm in ('LN', 'UN', 'UN+')},
+                  'UN, from the backbone with LN, rate 1e-3': dict(
+                      experiment='photographs_maskrcnn_start', options={'optim_wrapper.optimizer.lr': '1e-3'}),
+                  'UN, from the backbone with LN, rate 1e-3, `backbone.norm_eval=True`': dict(
+                      experiment='photographs_maskrcnn_start',
+                      options={'optim_wrapper.optimizer.lr': '1e-3', 'model.backbone.norm_eval': 'True'})}.items()}},
+        columns={f'{name}, seed {seed}': mean(metric, seed=seed, missing='')
+                 for name, metric in (('box AP', BOX), ('mask AP', MASK)) for seed in range(3)}),
     # projects/low_light/README.md
     'enhancers': dict(
         labels=['enhancer'], where=dict(experiment='iat'),

@@ -84,18 +84,15 @@ def summary(rows, metric):
 def cell(rows, metric, form='mean', digits=2, missing='not run'):
     """The cell of a table for these trainings.
 
-    'mean' is the mean and the sample standard deviation, 'count' adds the number of seeds, 'each' is all scores.
+    'mean' is the mean and the sample standard deviation, 'count' adds the number of seeds.
     """
     failed = [row for row in rows if 'failed_step' in row]
-    values = scores(rows, metric)
     if (found := summary(rows, metric)) is not None:
         mean, spread, count = found
     elif failed:
         return f'{FAIL} at step {failed[0]["failed_step"]}' if len(failed) == 1 else f'{FAIL} ({len(failed)})'
     else:
         return missing
-    if form == 'each':
-        return ', '.join(f'{value:.{digits}f}' for value in values) or 'lost'
     text = f'{mean:.{digits}f}' + ('' if spread is None else f' ± {spread:.{digits}f}')
     others = f', {len(failed)} {FAIL}' if failed else ''
     return f'{text} ({count}{others})' if form == 'count' or others else text

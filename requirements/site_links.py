@@ -1,5 +1,5 @@
 """For the site: pages of projects/ stand beside those of docs/, links to other files become the paths themselves, roles
-in docstrings plain code, lists lists, images links to themselves, and options of commands do not break."""
+in docstrings plain code, lists lists, images figures that link to their files, and options of commands do not break."""
 import re
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
@@ -22,7 +22,9 @@ def on_page_markdown(markdown, page, config, files):
         path = normpath(join(folder, link))
         if path.startswith('docs/') or re.match('projects/.*[.]md', path):
             return f'[{text}]({relpath(path.removeprefix("docs/"), dirname(here) or ".")}{anchor})'
-        return f'`{path}`' if path.endswith(text) else f'{text} (`{path}`)'
+        before, after = match.string[:match.start()][-1:], match.string[match.end():][:1]
+        in_brackets = (before, after) == ('(', ')')
+        return f'`{path}`' if path.endswith(text) else f'{text}: `{path}`' if in_brackets else f'{text} (`{path}`)'
 
     text = r'\[((?:[^\[\]]|\[[^\[\]]*\])*)\]'  # brackets may be in it once
     return with_lists(re.sub(text + r'\((?!https?:|#)([^)#\s]+)(#[^)\s]*|)\)', on_site, markdown))
@@ -51,6 +53,8 @@ def starts_block(line, before):
         return bool(line)
     if line.startswith('|'):
         return not before.startswith('|')
+    if line.startswith('1. '):
+        return True
     return line.startswith('- ') and not before.startswith(('- ', ' '))
 
 
@@ -67,5 +71,10 @@ def with_whole_options(html):
 
 
 def with_full_images(html):
-    """Each image links to its file: on a phone the page shows it too small to be read."""
-    return re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)
+    """Each image links to its file: on a phone the page shows it too small to be read. One that stands alone has its
+    text as a caption.
+    """
+    image = r'<img alt="([^"]*)" src="([^"]+)"[^>]*>'
+    html = re.sub(rf'<p>(?:{image}\s*)+</p>', lambda paragraph: re.sub(
+        image, r'<figure>\g<0><figcaption>\1</figcaption></figure>', paragraph[0][3:-4]), html)
+    return re.sub(image, r'<a href="\2">\g<0></a>', html)

@@ -54,7 +54,7 @@ def row(seed, value=None, **fields):
 def test_cells(scores):
     cell, two, failed = scores.cell, [row(0, 80.0), row(1, 82.0)], row(2, failed_step=7)
     assert cell(two, 'accuracy/top1') == '81.00 ± 1.41'
-    assert cell(two, 'accuracy/top1', 'each', 1) == '80.0, 82.0'
+    assert cell(two, 'accuracy/top1', digits=1) == '81.0 ± 1.4'
     assert cell([*two, failed], 'accuracy/top1', 'count') == '81.00 ± 1.41 (2, 1 FAIL)'
     assert cell([*two, failed], 'accuracy/top1') == '81.00 ± 1.41 (2, 1 FAIL)'
     assert cell(two[:1], 'accuracy/top1', 'count') == '80.00 (1)'

@@ -29,7 +29,7 @@ def compare_files(files: Mapping[str, str | Path], model: nn.Module, images: Ten
 
     Returns:
         A table in Markdown: the median milliseconds of a batch, how many times faster than the first file, the SNR of
-        each output in dB, and megabytes.
+            each output in dB, and megabytes.
     """
     images = images if isinstance(images, Tensor) else [*images]
     snr = {name: compare(path, model, images).snr for name, path in files.items()}
