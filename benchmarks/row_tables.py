@@ -214,10 +214,10 @@ def chips_int8():
     for row in sorted(read('chips_int8'), key=lambda row: [*(row[key] for key in ('network', 'images', 'chip', 'cure')),
                                                            row['form'] != 'LN']):
         score = f'{row["metrics"]["accuracy/top1"]:.1f} %' if 'metrics' in row else ''
-        cells = ['fails', '', '', ''] if 'error' in row else [
-            f'{row["snr"]:.1f}', f'{row["worst"]:.1f}', score, f'{row["ms"]:.2f}' if 'ms' in row else '']
+        cells = ['fails', '', '', '', ''] if 'error' in row else [
+            row['images_tested'], f'{row["snr"]:.1f}', f'{row["worst"]:.1f}', score, f'{row["ms"]:.2f}' if 'ms' in row else '']
         lines.append([row['network'], row['images'], row['chip'], row['cure'] or 'default', row['form'], *cells])
-    return ['network', 'images', 'chip', 'file', 'norms', 'SNR, dB', 'worst image, dB', 'top-1', 'estimate, ms'], lines
+    return ['network', 'images', 'chip', 'file', 'norms', 'tests', 'SNR, dB', 'worst image, dB', 'top-1', 'estimate, ms'], lines
 
 
 # Training, and inference on a GPU.
