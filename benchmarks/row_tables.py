@@ -215,9 +215,11 @@ def chips_int8():
                                                            row['form'] != 'LN']):
         score = f'{row["metrics"]["accuracy/top1"]:.1f} %' if 'metrics' in row else ''
         cells = ['fails', '', '', '', ''] if 'error' in row else [
-            row['images_tested'], f'{row["snr"]:.1f}', f'{row["worst"]:.1f}', score, f'{row["ms"]:.2f}' if 'ms' in row else '']
+            row['images_tested'], f'{row["snr"]:.1f}', f'{row["worst"]:.1f}', score,
+            f'{row["ms"]:.2f}' if 'ms' in row else '']
         lines.append([row['network'], row['images'], row['chip'], row['cure'] or 'default', row['form'], *cells])
-    return ['network', 'images', 'chip', 'file', 'norms', 'tests', 'SNR, dB', 'worst image, dB', 'top-1', 'estimate, ms'], lines
+    return ['network', 'images', 'chip', 'file', 'norms', 'tests', 'SNR, dB', 'worst image, dB', 'top-1',
+            'estimate, ms'], lines
 
 
 # Training, and inference on a GPU.
