@@ -126,7 +126,8 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
         base = next(other for other in result['rows'] if other['format'] == row['format'])
         assert ('to_baseline' in row) == (row is not base)
         if row is not base:
-            assert row['to_baseline']['value'] == pytest.approx(np.median(base['seconds']) / np.median(row['seconds']))
+            assert row['to_baseline']['value'] == pytest.approx(
+                np.median(np.divide(base['seconds'], row['seconds'])))
         assert ('to_float' in row) == (row['format'] == 'onnx-int8')
     assert left == {'with_ln': (7, 0), 'with_ln (exact)': (0, 7), 'classifier': (0, 0)}
     control = result['control']  # the last row, and once more
