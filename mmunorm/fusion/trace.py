@@ -250,6 +250,7 @@ class _Tracer(AttentionRecorder):
 
     # Functions.
 
+    @torch.compiler.disable  # torch 2.1 compiles it where it is called by compiled code
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if self.is_suspended:
