@@ -16,9 +16,10 @@ from mmunorm.deploy.formats.chip import Chip
 from mmunorm.deploy.formats.onnx import lower_opset
 from mmunorm.deploy.formats.sophgo import keep_affine
 from mmunorm.deploy.preprocessing import Samples
+from mmunorm.deploy.rewrite.operators import for_chips
 from mmunorm.deploy.tasks import batch_of
 from mmunorm.deploy.vendors import process
-from mmunorm.deploy.vendors.graph import DIMENSIONS, for_compiler, images_for, outputs_of
+from mmunorm.deploy.vendors.graph import DIMENSIONS, for_compiler, images_for, join_padding, outputs_of
 from mmunorm.deploy.vendors.process import Vendor, Worker
 from mmunorm.utils import PreflightError
 
@@ -156,6 +157,20 @@ def test_windows_have_few_dimensions(exportable):
     assert max(dimensions) <= DIMENSIONS
 
 
+@torch.no_grad()
+@pytest.mark.parametrize('padding, value', [((0, 0, 0, 2, 0, 2), 0.), ((1, 2, 3, 0), 0.5), ((0, 3), None)])
+def test_padding_is_a_concatenation(padding, value):
+    """Rockchip's compiler stops at the windows of a small map, such as those of a Swin on digits."""
+    class Padded(nn.Module):
+        def forward(self, x):
+            return nn.functional.pad(nn.functional.pad(x, padding, value=value), (1, 1, 0, 0), 'reflect')
+
+    x = torch.randn(2, 3, 2, 5)
+    module = join_padding(for_chips(torch.export.export(Padded(), (x, ))))
+    assert [node.args[2] for node in module.graph.nodes if node.target is torch.ops.aten.pad.default] == ['reflect']
+    assert torch.equal(module(x), Padded()(x))
+
+
 @pytest.mark.parametrize('normalizes', [False, True])
 def test_maps_of_a_padded_image(normalizes):
     """The host writes the padding, which is that of torch after the normalization."""
@@ -245,6 +260,17 @@ def test_attention_of_a_folded_model_on_a_rockchip(fold, tmp_path, monkeypatch):
     assert means == [1, 3 if fold else 1, 1]
     for graph in compiled:
         torch.testing.assert_close(graph(images), (model(images), ), rtol=1e-4, atol=1e-5)
+
+
+def test_norms_of_equal_weights(tmp_path):
+    """QNN fails at a scale that is quantized as a bias, as where the windows of a folded Swin add 1."""
+    first, second = nn.LayerNorm(8), nn.LayerNorm(8)
+    nn.init.ones_(first.bias)
+    file = tmp_path / 'm.onnx'
+    mmunorm.export(nn.Sequential(first, nn.Linear(8, 8), second), torch.randn(1, 3, 4, 8), file, fold=False)
+    names = [name for node in onnx.load(file).graph.node if node.op_type == 'LayerNormalization'
+             for name in node.input[1:]]
+    assert len(set(names)) == len(names) >= 3
 
 
 def test_an_older_opset(tmp_path):

@@ -126,7 +126,20 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
         if 'PerformerAttention' in node.metadata_props.get('pkg.torch.onnx.class_hierarchy', ''):
             node.name = f'{IN_FLOAT}_{node.name}'
         node.metadata_props.clear()  # lines of code and paths of this machine
+        if node.op_type == 'LayerNormalization':
+            _own_weights(node)
     return exported
+
+
+def _own_weights(node) -> None:
+    """Copies the weights that a norm shares: a quantizer gives equal scales and biases one type, and QNN fails."""
+    from onnxscript import ir
+    for index, value in enumerate(node.inputs):
+        if value is not None and value.is_initializer() and len(value.uses()) > 1:
+            name = f'{node.name}.{("weight", "bias")[index - 1]}'
+            copy = ir.val(name, const_value=ir.tensor(value.const_value.numpy()))
+            node.graph.register_initializer(copy)
+            node.replace_input_with(index, copy)
 
 
 def _gelu_translation() -> dict:

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ...utils import PreflightError
 from ..graph import Exportable, exporting
 from ..rewrite.attention import center_attention
-from ..rewrite.operators import for_chips
+from ..rewrite.operators import Editor, for_chips
 from ..rewrite.pixels import fold_pixels
 
+aten = torch.ops.aten
 DIMENSIONS = 5  # at most, of tensors that compilers take
 
 
@@ -74,15 +75,42 @@ def for_compiler(model: Exportable, normalizes: bool = True, centers: bool = Fal
     with exporting():
         program = torch.export.export(graph, (image, ), strict=False)
     has_windows = any(isinstance(value := node.meta.get('val'), Tensor) and value.dim() > DIMENSIONS
-                      or node.target is torch.ops.aten.im2col.default for node in program.graph.nodes)
+                      or node.target is aten.im2col.default for node in program.graph.nodes)
     if has_windows or centers:
         names = graph.inputs, graph.outputs
-        graph = for_chips(program) if has_windows else program.module()
+        graph = join_padding(for_chips(program)) if has_windows else program.module()
         if centers:
             center_attention(graph)
         graph.inputs, graph.outputs = names
     meta = meta | dict(shape=[1, *meta['shape'][1:]], host=host)
     return dataclasses.replace(model, graph=graph, meta=meta, inputs=(image, ))
+
+
+def join_padding(module: fx.GraphModule) -> fx.GraphModule:
+    """Writes padding by a constant in a graph of `for_chips` as concatenations, in place; returns the graph.
+
+    Rockchip's compiler cannot pad a map of 2 x 2, such as that of a Swin's windows on small images.
+    """
+    editor = Editor(module)
+    for node in list(module.graph.nodes):
+        if node.target is not aten.pad.default or node.args[2:3] not in ((), ('constant', )):
+            continue
+        x, padding, value = *node.args[:2], node.args[3] if len(node.args) > 3 else None
+        for index, sides in enumerate(zip(padding[::2], padding[1::2], strict=True)):
+            dim = x.meta['val'].dim() - 1 - index
+            before, after = ([editor.constant(node, _filled(x, dim, side, value))] if side else [] for side in sides)
+            if before or after:
+                x = editor.emit(node, aten.cat.default, [*before, x, *after], dim)
+        node.replace_all_uses_with(x)
+        module.graph.erase_node(node)
+    module.recompile()
+    return module
+
+
+def _filled(x: fx.Node, dim: int, side: int, value: float | None) -> Tensor:
+    shape = list(x.meta['val'].shape)
+    shape[dim] = side
+    return torch.full(shape, value or 0.)
 
 
 def images_for(arrays: Sequence[np.ndarray], meta: dict, normalizes: bool = False) -> np.ndarray:
