@@ -171,6 +171,22 @@ def test_padding_is_a_concatenation(padding, value):
     assert torch.equal(module(x), Padded()(x))
 
 
+def test_heads_of_one_image_keep_its_dimension():
+    """Sophgo's compiler stops at attention whose heads are split in three dimensions."""
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, 2, 4).permute(2, 0, 3, 1, 4).unbind(0)
+            return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    module = for_chips(torch.export.export(Attention(), (torch.randn(1, 16, 8), )))
+    permuted = [len(node.args[1]) for node in module.graph.nodes if node.target is torch.ops.aten.permute.default]
+    assert permuted == [4] * 4
+
+
 @pytest.mark.parametrize('normalizes', [False, True])
 def test_maps_of_a_padded_image(normalizes):
     """The host writes the padding, which is that of torch after the normalization."""

@@ -9,6 +9,7 @@
 """
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable
@@ -63,7 +64,8 @@ class Editor:
         return node
 
     def constant(self, at: fx.Node, value: Tensor) -> fx.Node:
-        name = f'constant{sum(1 for _ in self.module.buffers())}'
+        names = dict(self.module.named_buffers(recurse=False))
+        name = next(name for number in itertools.count() if (name := f'constant{number}') not in names)
         self.module.register_buffer(name, value.detach().clone().contiguous())
         with self.graph.inserting_before(at):
             node = self.graph.get_attr(name)
@@ -226,8 +228,10 @@ class _Rewriter(Editor):
         parts = [parameter if parameter is None else self.constant(node, self.value(parameter)[first:first + number])
                  for parameter in (weight, bias)]
         x = self.emit(node, aten.linear.default, x, *parts)
-        x = self.emit(node, aten.reshape.default, x, list(output.shape))
-        return self.emit(node, aten.reshape.default, self.emit(node, aten.permute.default, x, back), list(index.shape))
+        lead = [1] * (index.shape[0] == 1)  # of one image: Sophgo's compiler stops at attention without it
+        x = self.emit(node, aten.reshape.default, x, [*lead, *output.shape])
+        x = self.emit(node, aten.permute.default, x, [*range(len(lead)), *(len(lead) + axis for axis in back)])
+        return self.emit(node, aten.reshape.default, x, list(index.shape))
 
     def merge_dimensions(self, node: fx.Node) -> fx.Node | None:
         """Rewrites a permutation, or a sum with a constant, in fewer dimensions."""
