@@ -48,7 +48,7 @@ CURES = {
     'RK3588': {'': {}, 'not centered': dict(center_attention=False), 'F16': {},
                'mmse': dict(quantized_algorithm='mmse'), 'KL': dict(quantized_algorithm='kl_divergence')},
     'HTP': {'': {}, 'F16': {}, 'A16W8': dict(activation_type='QUInt16'), 'per channel': dict(per_channel=True)},
-    'BM1688': {'': {}, 'F16': {}, '--sq': dict(sq=True), '--smc': dict(smc=True), 'mixed table': MIXED,
+    'BM1688': {'': {}, 'F16': {}, 'SmoothQuant': dict(sq=True), 'smc': dict(smc=True), 'mixed table': MIXED,
                'KL': dict(cali_method='kl')},
 }
 KEY = ('network', 'form', 'images', 'chip', 'cure')
