@@ -225,10 +225,9 @@ def test_no_host_synchronisation(name, masked):
             norm.train()  # as mmengine's loops do
             x = torch.randn(2, 5, 6, requires_grad=True)
             norm(x, mask).square().sum().backward()
-        y = sum(checkpoint(norm, v, mask, use_reentrant=False) for v in (x, x * 2))
-        y.sum().backward()
+        checkpoint(norm, x, mask, use_reentrant=False).sum().backward()
     if name in OFFLINE:
-        assert norm.num_batches_tracked == 18
+        assert norm.num_batches_tracked == 17
 
 
 @pytest.mark.slow
