@@ -48,8 +48,8 @@ class InterleavedTimer:
         """
         seconds = {name: [] for name in self.runs}
         order, generator = list(self.runs), random.Random(0)
-        start = time.perf_counter()
-        for i in tqdm(range((rounds or ROUNDS[1]) if order else 0), desc=title, unit='round', disable=None if title else True):
+        start, most = time.perf_counter(), (rounds or ROUNDS[1]) if order else 0
+        for i in tqdm(range(most), desc=title, unit='round', disable=None if title else True):
             if rounds is None and i >= ROUNDS[0] and time.perf_counter() - start > BUDGET_SECONDS:
                 break
             first = i % len(order)

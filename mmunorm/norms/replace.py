@@ -1,7 +1,7 @@
 """`replace_norms`: another norm in place of each LayerNorm and RMSNorm of a model that was not built from a config."""
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -52,7 +52,7 @@ def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None 
     check_norm_cfg(norm_cfg)
     old = layer_norms(model)
     if not old:
-        raise ValueError(f'model: {type(model).__name__} {no_layer_norms(model)}')
+        raise ValueError(f'model: {type(model).__name__} has no LayerNorm or RMSNorm')
     if names is not None:
         if missing := [name for name in names if name not in old]:
             raise ValueError(f'names: {type(model).__name__} has no LayerNorm {missing[0]!r}')
@@ -90,15 +90,6 @@ def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
     """The LayerNorms and RMSNorms of a model, or of a class derived from them, by each of their full names."""
     return {name: norm for name, norm in model.named_modules(remove_duplicate=False)
             if is_any(norm, _LAYER_NORMS + _RMS_NORMS) and not getattr(norm, 'is_folded', False)}
-
-
-def no_layer_norms(model: nn.Module) -> str:
-    """Describes a model without LayerNorms for an error: the norms that it has, or that there is none."""
-    if kinds := Counter(type(norm).__name__ for norm in model.modules() if isinstance(norm, Norm)):
-        counts = ', '.join(f'{count} {kind}' for kind, count in kinds.items())
-        return f'has no LayerNorm or RMSNorm: its norms are {counts}'
-    is_folded = any(name.rpartition('.')[2] == 'folded' for name, _ in model.named_buffers())
-    return f'has no LayerNorm or RMSNorm{": its norms are folded" if is_folded else ""}'
 
 
 def is_rms(norm: nn.Module) -> bool:

@@ -166,12 +166,12 @@ def test_the_heads_of_all_rows_do_the_same_work(detector, monkeypatch):
 def result_of(**changes):
     """A result with two rows; the changes are of the second."""
     common = dict(parameters=1000, peak_memory=4_000_000, flops=2e9, norm_calls=2, plain_calls=0)
-    rows = [dict(common, name='LN', seconds=[1.0, 2.0, 4.0]),
-            {**common, 'name': 'UN', 'seconds': [0.5, 2.0, 1.0], 'peak_memory': 3_000_000, 'parameters': 1100, **changes}]
+    ln = dict(common, name='LN', seconds=[1.0, 2.0, 4.0])
+    un = dict(common, name='UN', seconds=[0.5, 2.0, 1.0]) | dict(peak_memory=3_000_000, parameters=1100) | changes
     return dict(
         title='a model', notes=['Weights: random.'], settings=dict(repeat=3, batch_size=8, shape=(32, 48)),
         environment=dict(device='a chip'), fusion=dict(folded=2, reduced=0, kept=1, report='what stays'),
-        rows=summarize(rows, 8))
+        rows=summarize([ln, un], 8))
 
 
 def test_a_ratio_is_the_median_over_rounds():
