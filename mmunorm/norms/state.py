@@ -3,13 +3,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from .averages import moving_average
-from .base import Norm, check_choice, check_count, check_eps
+from .base import Norm, check_choice, check_eps
 
 # A warm-up that no run finishes.
 _ENDLESS = 1 << 62
@@ -216,12 +215,3 @@ def _check_warmup(warmup_iters: int | float | None) -> int | float | None:
         return warmup_iters
     raise ValueError('warmup_iters must be a number of steps, an int of at least 0, or a share of the run, a float '
                      f'between 0 and 1, got {warmup_iters!r}')
-
-
-def check_window(window: int | Sequence[int]) -> tuple[int, int]:
-    """Returns the steps that are averaged forward and backward; a ValueError if `window` is no int or pair."""
-    pair = (window, window) if isinstance(window, int) else window
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ValueError(f'window must be an int or a pair (forward, backward) of ints, got {window!r}')
-    forward, backward = (check_count('window', size, minimum=1) for size in pair)
-    return forward, backward

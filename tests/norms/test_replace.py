@@ -64,7 +64,7 @@ def test_dtype_device_mode_and_requires_grad():
     replace_norms(model, dict(type='UN', window=3))
     assert {tensor.device.type for tensor in model.state_dict().values()} == {'meta'}
     for norm in (model.first, model.second, model.plain):
-        assert (norm.weight.dtype, norm.running_var.dtype) == (torch.bfloat16, torch.float32) and norm.window == (3, 3)
+        assert (norm.weight.dtype, norm.running_var.dtype) == (torch.bfloat16, torch.float32) and norm.window == 3
         assert norm.num_batches_tracked.dtype == torch.long and not norm.training
     assert [model.first.weight.requires_grad, model.first.bias.requires_grad] == [False, True]
     model = replace_norms(Net(), dict(type='UN', requires_grad=False))
