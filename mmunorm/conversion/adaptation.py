@@ -99,11 +99,11 @@ def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *, bl
     phases = {BLOCKS: (block_steps, block_lr), WHOLE: (steps, lr)}
     _check_pair(model, teacher)
     images, held_out = _split(images, held_out)
-    data = _Data(images, held_out, min(batch_size, len(images)), augment)
+    data = _Data(images, held_out, min(batch_size, len(images)), augment, next(teacher.parameters()).device)
     # Also where gradients are off.
     with torch.inference_mode(False), torch.enable_grad(), eval_mode(model, teacher):
-        image = data.checked(next(teacher.parameters()).device)[:1]
-        return _train(_Pair(model, teacher, tokens if is_any(model, [_VIT]) else None, image), data, phases, progress)
+        pair = _Pair(model, teacher, tokens if is_any(model, [_VIT]) else None, data.checked()[:1])
+        return _train(pair, data, phases, progress)
 
 
 def _split(images, held_out) -> tuple[Sequence, Sequence]:
@@ -137,7 +137,7 @@ def _train(pair: _Pair, data: _Data, phases: dict[str, tuple], progress: bool) -
                 notes.append(f'{phase} made the whole model worse, so its weights are those before: {reached[phase]}')
                 _restore(weights, first)
                 reached[phase] = before
-        remeasure(pair.model, batches_of(data.held_out, data.batch_size, weights[0].device, 'held_out'))
+        remeasure(pair.model, batches_of(data.held_out, data.batch_size, data.device, 'held_out'))
     except BaseException:
         _restore(weights, start)
         raise
@@ -152,7 +152,7 @@ def fit(loss: Callable[[Tensor, torch.Generator], Tensor], steps: int, lr: float
     """
     @torch.no_grad()
     def check() -> float:
-        generator, images = torch.Generator().manual_seed(0), data.checked(weights[0].device)
+        generator, images = torch.Generator().manual_seed(0), data.checked()
         return sum(loss(batch, generator).item() * len(batch) / len(images) for batch in images.split(data.batch_size))
 
     optimizer = torch.optim.AdamW(weights, betas=(0.9, 0.98), weight_decay=0.)
@@ -160,7 +160,7 @@ def fit(loss: Callable[[Tensor, torch.Generator], Tensor], steps: int, lr: float
     for step in range(1, steps + 1):
         optimizer.param_groups[0]['lr'] = _rate(lr, step, steps)
         generator = torch.Generator().manual_seed(2 * step + (phase == WHOLE))
-        value = loss(data.drawn(weights[0].device, generator), generator)
+        value = loss(data.drawn(generator), generator)
         optimizer.zero_grad()
         if value.requires_grad:  # not of a model whose trained weights have no part in it
             value.backward()
@@ -188,18 +188,19 @@ class _Data:
     held_out: Sequence
     batch_size: int
     augment: Callable[[Tensor, torch.Generator], Tensor]
+    device: torch.device
 
-    def drawn(self, device: torch.device, generator: torch.Generator) -> Tensor:
+    def drawn(self, generator: torch.Generator) -> Tensor:
         """A random batch, augmented."""
         chosen = torch.randperm(len(self.images), generator=generator)[:self.batch_size].tolist()
-        images = self.augment(batch_of(self.images, chosen, device, 'images'), generator)
+        images = self.augment(batch_of(self.images, chosen, self.device, 'images'), generator)
         return floating(images, 'images after augment')
 
-    def checked(self, device: torch.device) -> Tensor:
+    def checked(self) -> Tensor:
         """Some held-out images."""
         number = min(CHECKED_IMAGES, CHECKED_BATCHES * self.batch_size, len(self.held_out))
         chosen = torch.linspace(0, len(self.held_out) - 1, number).long().tolist()  # evenly spaced
-        return floating(batch_of(self.held_out, chosen, device, 'held_out'), 'held_out')
+        return floating(batch_of(self.held_out, chosen, self.device, 'held_out'), 'held_out')
 
 
 class _Pair:
@@ -271,18 +272,14 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
         for name, weight in module.named_parameters():
             if weight.dtype in (torch.float16, torch.bfloat16):
                 raise ConversionError(f'{role}: {name} is {weight.dtype}; train in float32, bfloat16 is used inside')
-    shapes, wanted = ({name: tuple(weight.shape) for name, weight in module.named_parameters()
-                       if not name.startswith(norms)} for module in (model, teacher))
-    for name in wanted | shapes:
-        if shapes.get(name) != wanted.get(name):
-            raise ConversionError(f'teacher: has another architecture: {name} is {wanted.get(name, "missing")} in it '
-                                  f'and {shapes.get(name, "missing")} in the model')
+    shapes, wanted = ({name: weight.shape for name, weight in module.named_parameters() if not name.startswith(norms)}
+                      for module in (model, teacher))
+    if shapes != wanted:
+        raise ConversionError('teacher: has another architecture, with parameters of other names or shapes')
     if not any(isinstance(part, OfflineNorm) for name in norms for part in model.get_submodule(name[:-1]).modules()):
         raise ConversionError(f'model: {type(model).__name__} has no norms to adapt; call convert_norms first')
     trained = {weight.data_ptr(): name for name, weight in model.named_parameters()
                if weight.requires_grad and weight.numel()}
-    if not trained:
-        raise ConversionError('model: none of its weights requires a gradient')
     if shared := [trained[weight.data_ptr()] for weight in teacher.parameters() if weight.data_ptr() in trained]:
         raise ConversionError(f'teacher: shares {shared[0]} with the model; take a copy.deepcopy')
 

@@ -110,17 +110,12 @@ def image_warnings(batches: Iterable) -> tuple[str, ...]:
     if not images:
         return ()
     number, notes = len(images), []
-    constant = sum(bool((image == image.flatten()[0]).all()) for image in images)
     different = len({zlib.crc32(image.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
                      for image in images})
     floats = [image for image in images if image.is_floating_point()]
     largest = max((image.abs().max().item() for image in floats), default=0.)
-    if constant * 2 > number:
-        notes.append(f'{constant} of {number} have one value everywhere')
-    if different < FEW:
-        notes.append(f'only {different} different, where a few hundred are usual')
-    elif different * 2 < number:
-        notes.append(f'only {different} of {number} different')
+    if different < FEW or different * 2 < number:
+        notes.append(f'only {different} of {number} different, where a few hundred are usual')
     if largest > LARGE:
         notes.append(f'values up to {largest:.0f}: normalize images as in the training of the model')
     return (f'suspicious images: {"; ".join(notes)}', ) if notes else ()
