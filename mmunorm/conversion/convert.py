@@ -12,7 +12,7 @@ from ..fusion.norms import affine_of
 from ..modules import disable_fast_path, eval_mode, set_submodules
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
-from ..norms.layers import channel_axis, has_affine, input_of, is_channels_first, norm_layers
+from ..norms.layers import channel_axis, input_of, is_channels_first
 from ..norms.replace import (
     build_like,
     check_replaceable,
@@ -225,10 +225,9 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], targets
     rows = []
     for norm, measured in stats.items():
         columns = {} if measured.obstacle else dict(
-            measured.token_spread(), least=measured.error(*measured.nearest()), error=errors.get(norm))
+            cv=measured.cv(), least=measured.error(*measured.nearest()), error=errors.get(norm))
         rows.append(ConvertedNorm(measured.name, **columns, kept=kept.get(norm) or measured.obstacle))
-    return ConversionReport(tuple(rows), sum(map(num_samples, batches)), _unknown_norms(model, names),
-                            image_warnings(batches))
+    return ConversionReport(tuple(rows), sum(map(num_samples, batches)), image_warnings(batches))
 
 
 def _inspect(model: nn.Module, batches: list, names: Mapping[str, nn.Module], kept: Mapping[nn.Module, str],
@@ -254,13 +253,6 @@ def _inspect(model: nn.Module, batches: list, names: Mapping[str, nn.Module], ke
     return stats
 
 
-def _unknown_norms(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]:
-    """Names and classes of norms that are not in `names` and keep no running statistics."""
-    known = set(names.values())
-    return tuple(f'{name} ({type(norm).__name__})' for name, norm in norm_layers(model)
-                 if norm not in known and not has_affine(norm) and getattr(norm, 'running_var', None) is None)
-
-
 class InputStats:
     """Statistics of the inputs of one LayerNorm, or of the norm that replaces it."""
 
@@ -269,7 +261,6 @@ class InputStats:
         self.gamma, self.beta = affine_of(norm)
         self.sums = torch.zeros(NUM_SUMS, *self.gamma.shape, dtype=torch.float64, device=self.gamma.device)
         self.sigma = self.sums.new_zeros(2)  # sums of sigma and sigma^2
-        self.largest = self.sums.new_zeros(())
         self.precision = 0.
         self.tokens = 0
         self.obstacle = ''  # why no offline norm can replace the norm
@@ -305,21 +296,17 @@ class InputStats:
                 return True
         return False
 
-    def add(self, args: tuple, kwargs: dict) -> None:
-        """Adds a call of the norm."""
-        self.sums += self.sums_of(args, kwargs)
-        tokens = tokens_of(self.norm, args, kwargs)
-        self.tokens += len(tokens)
-        if len(tokens):
-            _, sigma = deviations(tokens, eps_of(self.norm, input_of(args, kwargs)[0].dtype), self.is_centered)
-            self.sigma += torch.stack([sigma.sum(), sigma.square().sum()])
-            self.largest = torch.maximum(self.largest, sigma.max())
-
-    def sums_of(self, args: tuple, kwargs: dict) -> Tensor:
-        """The sums over the tokens of a call."""
+    def add(self, args: tuple, kwargs: dict) -> Tensor:
+        """Adds a call of the norm; returns the sums over its tokens."""
         dtype = input_of(args, kwargs)[0].dtype
+        tokens, eps = tokens_of(self.norm, args, kwargs), eps_of(self.norm, dtype)
+        sums = token_sums(tokens, eps, self.is_centered)
+        _, sigma = deviations(tokens, eps, self.is_centered)
+        self.sums += sums
+        self.sigma += torch.stack([sigma.sum(), sigma.square().sum()])
+        self.tokens += len(tokens)
         self.precision = torch.finfo(dtype).eps
-        return token_sums(tokens_of(self.norm, args, kwargs), eps_of(self.norm, dtype), self.is_centered)
+        return sums
 
     def check(self, where: str) -> None:
         if not self.sums[0, 0]:
@@ -343,11 +330,10 @@ class InputStats:
                                   'convert the model in float32')
         return self.error(scale, shift)
 
-    def token_spread(self) -> dict[str, float]:
-        """Statistics of the tokens' deviations, for :class:`ConvertedNorm`."""
+    def cv(self) -> float:
+        """The coefficient of variation of the tokens' deviations."""
         mean, square = self.sigma / self.sums[0, 0]
-        cv2 = max(0., (square / mean.square() - 1).item())
-        return dict(cv=cv2**0.5, largest=(self.largest / mean).item())
+        return max(0., (square / mean.square() - 1).item())**0.5
 
 
 def _measure(model: nn.Module, batches: list, stats: dict[nn.Module, InputStats],
@@ -384,8 +370,7 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
 
     def hook(target, args, kwargs):
         measured = stats[target]
-        new = measured.sums_of(args, kwargs)
-        measured.sums += new
+        new = measured.add(args, kwargs)
         sums[index][target] = sums[index].get(target, 0) + new
         if measured.sums[0, 0] > 0:
             measured.check('after the norms that are converted')

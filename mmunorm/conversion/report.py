@@ -9,7 +9,7 @@ from ..utils import plural
 
 # The error up to which a norm counts as converted without loss, and the error above which it loses much.
 GOOD, MUCH = 0.01, 0.05
-COLUMNS = ('norm', 'CV', 'least error', 'error', 'largest token', 'verdict')
+COLUMNS = ('norm', 'CV', 'least error', 'error', 'verdict')
 
 
 class ConversionError(ValueError):
@@ -23,7 +23,6 @@ class ConvertedNorm:
     cv: float | None = None  # coefficient of variation of the tokens' deviation, std(sigma) / mean(sigma)
     least: float | None = None  # the least error of a scale and shift per channel, on inputs in the LN model
     error: float | None = None  # the error of the norm's scale and shift, on inputs from the converted layers before it
-    largest: float | None = None  # the largest deviation of a token, relative to the mean deviation
     kept: str = ''  # why the layer is still LayerNorm, or ''
 
     @property
@@ -45,12 +44,10 @@ class ConversionReport:
     Attributes:
         norms: all LayerNorms of the model, in the order in which they run.
         samples: number of samples of the statistics; 0 if unknown.
-        others: name and class of norms of other types, and of modules that look like norms, except BatchNorm.
         notes: a line on what is suspicious about the images, such as copies of one; mostly empty.
     """
     norms: tuple[ConvertedNorm, ...]
     samples: int = 0
-    others: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -64,11 +61,10 @@ class ConversionReport:
         return tuple(norm for norm in self.norms if norm.kept)
 
     def summary(self) -> str:
-        """One line with the number of norms and samples, and one of the `others`."""
+        """One line with the number of norms and samples."""
         of = f', statistics of {plural(self.samples, "sample")}' if self.samples else ''
         left = f', {len(self.kept)} kept' if self.kept else ''
-        others = f', {plural(len(self.others), "other norm")} kept, such as {self.others[0]}' if self.others else ''
-        return f'{len(self.converted)} of {plural(len(self.norms), "LayerNorm")} converted{left}{of}{others}'
+        return f'{len(self.converted)} of {plural(len(self.norms), "LayerNorm")} converted{left}{of}'
 
     def __str__(self) -> str:
         rows = [COLUMNS, *map(_cells, self.norms)]
@@ -87,4 +83,4 @@ def _cells(norm: ConvertedNorm) -> tuple[str, ...]:
         return '-' if value is None else form(value)
 
     return (norm.norm, cell(norm.cv, '{:.3f}'.format), cell(norm.least, '{:.2%}'.format),
-            cell(norm.error, '{:.2%}'.format), cell(norm.largest, '{:.1f}'.format), norm.verdict)
+            cell(norm.error, '{:.2%}'.format), norm.verdict)

@@ -146,12 +146,6 @@ def test_agreement_is_that_of_an_output_that_has_tokens():
     assert agreement(model, teacher, given).tokens == pytest.approx(both.corrcoef()[0, 1].item(), abs=1e-6)
 
 
-@pytest.mark.parametrize('given, message', [([], 'images: list; must be'), (iter([]), 'images: list_iterator; must')])
-def test_agreement_of_no_images_or_a_generator_is_an_error(given, message):
-    with pytest.raises(ConversionError, match=message):
-        agreement(*pair(Pooled), given)
-
-
 def test_agreement_keeps_the_mode_of_models():
     model, teacher = pair()
     expected, before = agreement(model.eval(), teacher, images()), copy.deepcopy(model)

@@ -119,7 +119,7 @@ def test_equal_deviations_are_converted_exactly():
     expected = model(x)
     row, = convert_norms(model, [x]).norms
     torch.testing.assert_close(model.eval()(x), expected, rtol=1e-5, atol=1e-5)
-    assert row.verdict == 'good' and row.cv < 1e-6 and row.error < 1e-9 and row.largest == pytest.approx(1)
+    assert row.verdict == 'good' and row.cv < 1e-6 and row.error < 1e-9
 
 
 def test_the_report():
@@ -131,7 +131,6 @@ def test_the_report():
     sigma = (x.double().var(1, correction=0) + 1e-5).sqrt()
     cv = (sigma.std(correction=0) / sigma.mean()).item()
     assert first.cv == pytest.approx(cv, rel=1e-6)
-    assert first.largest == pytest.approx((sigma.max() / sigma.mean()).item(), rel=1e-6)
     assert first.error == pytest.approx(first.least, rel=1e-6) and first.error > 0  # no norm is before it
     y = ln[2](model.eval()[:2](x)).double()
     a, b = model[2].affine()
@@ -186,17 +185,6 @@ Conditional = layer_norm_class('Conditional', lambda self, x, residual=None, gai
 Halved = layer_norm_class('Halved', lambda self, x: ln(self, x)[..., ::2])
 
 
-class ScaleNorm(nn.Module):
-    """A norm that is not known."""
-
-    def __init__(self, channels):
-        super().__init__()
-        self.g = nn.Parameter(torch.ones(channels))
-
-    def forward(self, x):
-        return self.g * x / x.norm(dim=-1, keepdim=True)
-
-
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 def test_one_plus_gamma(dtype):
     x = tokens(40, 6).to(dtype)
@@ -237,16 +225,6 @@ def test_norms_with_other_calls_or_formulas_are_kept(norm, x, call, reason):
     assert [(row.norm, row.kept) for row in report.norms] == [('norm', reason), ('last', '')]
     assert changed.norm is norm and type(changed.last) is UN and report.norms[0].cv is None
     assert convert_norms(model(), [x], keep=['norm']).norms[0].kept == 'requested'
-
-
-def test_norms_that_are_not_known_are_mentioned():
-    model = nn.Sequential(layer_norm(6), ScaleNorm(6), nn.BatchNorm1d(6), nn.Identity(), nn.GroupNorm(2, 6),
-                          nn.ModuleDict(dict(normal=nn.Linear(6, 6)))['normal'], nn.Linear(6, 6))
-    report = convert_norms(model, [tokens(9, 6)])
-    assert report.others == ('1 (ScaleNorm)', '4 (GroupNorm)')
-    line = '1 of 1 LayerNorm converted, statistics of 9 samples, 2 other norms kept, such as 1 (ScaleNorm)'
-    assert str(report).startswith(f'{line}\n') and report.markdown().startswith(f'{line}.\n')
-    assert convert_norms(chain(), [tokens(9, 6)]).others == ()
 
 
 def test_a_norm_that_runs_no_more_after_the_others():
