@@ -272,7 +272,6 @@ def test_built_from_every_scope_and_by_both_builders(name):
     (UN, dict(num_features=8, forward_average='mean'),
      ('forward_average', "'gm', 'current'", "'mean'")),
     (UN, dict(num_features=8, backward_average='gm'), ('backward_average', "'am', 'current'", "'gm'")),
-    (UN, dict(num_features=8, eta=True), ('eta must be its initial value, a number', 'True')),
 ])
 def test_bad_arguments(cls, kwargs, words):
     with pytest.raises(ValueError, match='.*'.join(words)):
