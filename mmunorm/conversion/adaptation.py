@@ -98,21 +98,18 @@ def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *, bl
         check_count(name, value, minimum)
     phases = {BLOCKS: (block_steps, block_lr), WHOLE: (steps, lr)}
     _check_pair(model, teacher)
-    images, held_out = _split(images, held_out)
+    images = single_images(images, 'images')
+    if held_out is not None:
+        held_out = single_images(held_out, 'held_out')
+    else:
+        first = len(images) - min(max(1, len(images) // 8), HELD_OUT)
+        held_out = Subset(images, range(first, len(images)))
+        images = Subset(images, range(max(1, first)))
     data = _Data(images, held_out, min(batch_size, len(images)), augment, next(teacher.parameters()).device)
     # Also where gradients are off.
     with torch.inference_mode(False), torch.enable_grad(), eval_mode(model, teacher):
         pair = _Pair(model, teacher, tokens if is_any(model, [_VIT]) else None, data.checked()[:1])
         return _train(pair, data, phases, progress)
-
-
-def _split(images, held_out) -> tuple[Sequence, Sequence]:
-    """Single images to train on and to measure on."""
-    images = single_images(images, 'images')
-    if held_out is not None:
-        return images, single_images(held_out, 'held_out')
-    first = len(images) - min(max(1, len(images) // 8), HELD_OUT)
-    return Subset(images, range(max(1, first))), Subset(images, range(first, len(images)))
 
 
 def _train(pair: _Pair, data: _Data, phases: dict[str, tuple], progress: bool) -> AdaptReport:
