@@ -9,19 +9,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..fusion.norms import affine_of
-from ..modules import disable_fast_path, eval_mode, set_submodules
+from ..modules import disable_fast_path, eval_mode, refuse_save_pretrained, set_submodules
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
 from ..norms.layers import channel_axis, input_of, is_channels_first
-from ..norms.replace import (
-    build_like,
-    check_replaceable,
-    eps_of,
-    is_rms,
-    layer_norms,
-    refuse_save_pretrained,
-    with_fused_parts,
-)
+from ..norms.replace import NOT_SAVED, build_like, check_replaceable, eps_of, is_rms, layer_norms, with_fused_parts
 from ..registry import MODELS
 from ..utils import check_module
 from .calls import hooked
@@ -221,7 +213,7 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], targets
             for module, name, value in changes:
                 setattr(module, name, value)
             raise
-    refuse_save_pretrained(model)
+    refuse_save_pretrained(model, lambda part: isinstance(part, OfflineNorm), NOT_SAVED)
     rows = []
     for norm, measured in stats.items():
         columns = {} if measured.obstacle else dict(

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from .. import modules
-from ..modules import disable_fast_path, is_any, set_submodules
+from ..modules import disable_fast_path, is_any, refuse_save_pretrained, set_submodules
 from ..registry import MODELS, registered
 from ..utils import check_module
 from .base import Norm, check_norm_cfg
@@ -21,6 +20,9 @@ _RMS_NORMS = ('torch.nn.modules.normalization.RMSNorm',
 _LAYER_NORMS = ('torch.nn.modules.normalization.LayerNorm', 'mmpretrain.models.backbones.hornet.HorNetLayerNorm')
 # The children of timm's norms with an activation, in the order in which they run.
 _FUSED = ('drop', 'act')
+NOT_SAVED = ('the model has norms of mmunorm, and from_pretrained would build LayerNorms with its weights. Use '
+             'torch.save(model.state_dict(), path); to load it, call mmunorm.replace_norms(model, norm_cfg) before '
+             'model.load_state_dict')
 
 
 def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None = None) -> nn.Module:
@@ -66,16 +68,8 @@ def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None 
         return new[model]
     disable_fast_path(model, list(old))
     set_submodules(model, {name: new[norm] for name, norm in old.items()})
-    refuse_save_pretrained(model)
+    refuse_save_pretrained(model, lambda part: isinstance(part, Norm), NOT_SAVED)
     return model
-
-
-def refuse_save_pretrained(model: nn.Module) -> None:
-    """Makes `save_pretrained` of what holds norms of mmunorm, such as a model of transformers, an error."""
-    modules.refuse_save_pretrained(model, lambda part: isinstance(part, Norm), (
-        'the model has norms of mmunorm, and from_pretrained would build LayerNorms with its weights. Use '
-        'torch.save(model.state_dict(), path); to load it, call mmunorm.replace_norms(model, norm_cfg) before '
-        'model.load_state_dict'))
 
 
 def _share_parameters(old: nn.Module, new: nn.Module) -> None:
