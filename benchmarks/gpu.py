@@ -183,7 +183,7 @@ def fusion_table(path):
     """Table 8: images/s of each model, with its peak memory in MB."""
     cells = {}
     for row in map(json.loads, path.read_text().splitlines() if path.is_file() else ()):
-        cells.setdefault((row['model'], row['mode']), {})[row['name']] = row['error'] or (
+        cells.setdefault((row['model'], row['mode']), {})[row['name']] = (
             f'{row["throughput"]["median"]:.4g} ({row["peak_memory"] / 1e6:.0f})')
     names = list(dict.fromkeys(name for row in cells.values() for name in row))
     return markdown_table(('model', 'mode', *names), [

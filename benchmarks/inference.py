@@ -51,15 +51,11 @@ def measure_batch(models, plain, cfg, amp, mode, batch, args):
             for model in models.values():
                 task.compile(model)
         timer.time(3 if mode == 'compiled' else 1)
-        memory = timer.call_each(lambda name: measure.peak_memory(timer.runs[name], where))
+        memory = {name: measure.peak_memory(run, where) for name, run in timer.runs.items()}
         seconds = timer.time(args.rounds)
     for name in models:
-        row = dict(norm=name, error=measure.OUT_OF_MEMORY if name in timer.failed else None)
-        if not row['error']:
-            row.update(images_per_second=batch / statistics.median(seconds[name]), peak_memory=memory[name])
-            if LN in seconds:
-                row['to_ln'] = measure.ratio(seconds[name], seconds[LN])
-        yield row
+        yield dict(norm=name, images_per_second=batch / statistics.median(seconds[name]), peak_memory=memory[name],
+                   to_ln=measure.ratio(seconds[name], seconds[LN]))
 
 
 @command
@@ -82,8 +78,8 @@ def main(argv=None):
                            environment=environment(torch.device(args.device)))
                 with path.open('a') as file:
                     file.write(json.dumps(row) + '\n')
-                speed = row['error'] or f'{row["images_per_second"]:.4g} images/s'
-                print(f'{row["model"]}, {mode}, {amp}, batch {batch}, {row["norm"]}: {speed}', flush=True)
+                print(f'{row["model"]}, {mode}, {amp}, batch {batch}, {row["norm"]}: '
+                      f'{row["images_per_second"]:.4g} images/s', flush=True)
     print(f'Written: {path}')
 
 

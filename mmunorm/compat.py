@@ -13,9 +13,6 @@ is_compiling = getattr(torch.compiler, 'is_compiling', None) or torch._utils.is_
 # The device-agnostic gradient scaler; before 2.3 there is only CUDA's.
 GradScaler = getattr(torch.amp, 'GradScaler', torch.cuda.amp.GradScaler)
 
-# Raised when a GPU is out of memory; before 2.5 there is only CUDA's.
-OutOfMemoryError = getattr(torch, 'OutOfMemoryError', torch.cuda.OutOfMemoryError)
-
 
 def in_backward_pass() -> bool:
     """Whether autograd runs a backward pass in this thread. A forward pass is then a recomputation."""

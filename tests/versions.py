@@ -99,9 +99,6 @@ needs_float16_autocast = pytest.mark.skipif(_raises(lambda: torch.autocast('cpu'
 needs_float16_layer_norm = pytest.mark.skipif(
     _raises(lambda: nullcontext(nn.LayerNorm(2).half()(torch.ones(1, 2).half()))),
     reason='this torch has no LayerNorm in float16 on a CPU')
-# FSDP1 makes one.
-needs_cpu_stream = pytest.mark.skipif(_raises(lambda: torch.cpu.stream(torch.cpu.Stream(priority=0))),
-                                      reason="this torch's FullyShardedDataParallel needs a GPU")
 
 
 def cpu_grad_scaler(**arguments):

@@ -42,8 +42,6 @@ def test_a_command_builds_a_model_of_its_norm(command):
     expected = presets.parse_preset(norm)[1]
     norms = [module for module in build_model(cfg).modules() if isinstance(module, (Norm, nn.LayerNorm))]
     assert len(norms) > 10 and {type(module) for module in norms} == {MODELS.get(expected.pop('type'))}
-    if 'window' in expected:
-        expected['window'] = (expected['window'], ) * 2
     assert all(getattr(module, key) == value for module in norms for key, value in expected.items())
     if 'pretrained' in cfg:
         kind = type(norms[0]).__name__

@@ -14,7 +14,7 @@ from ..deploy.formats import FORMATS, VARIANTS
 from ..tables import markdown_table
 from ..utils import PreflightError
 from .environment import environment
-from .measure import OUT_OF_MEMORY, InterleavedTimer, ratio, speed
+from .measure import InterleavedTimer, ratio, speed
 from .output import quartiles, speed_cell, speedup
 from .subjects import Subject
 from .workers import Worker
@@ -60,8 +60,6 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
 
     batch, _, *shape = subjects[0].exportable.meta['shape']
     for row in rows:
-        if row['error'] is None and (row['model'], row['format']) in timer.failed:
-            row['error'] = OUT_OF_MEMORY
         if row['error'] is not None:
             continue
         times = row['seconds'] = seconds[row['model'], row['format']]
@@ -72,7 +70,7 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
         if form.int8 and (in_float := seconds.get((row['model'], chosen.name))):
             row['to_float'] = ratio(in_float, times)
     control = None
-    if 'control' in seconds and last['error'] is None:
+    if last:
         control = dict(model=last['model'], label=last['label'], ratio=ratio(last['seconds'], seconds['control']))
     packages = [name for chosen in FORMATS.values() for name in chosen.run_packages if find_spec(name)]
     return dict(

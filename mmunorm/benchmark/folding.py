@@ -17,7 +17,7 @@ from ..tables import markdown_table
 from ..utils import PreflightError, plural
 from . import measure
 from .environment import device_name, environment
-from .models import EXACT, LN, NORM_FREE, build_models, folded_name, norm_name
+from .models import LN, build_models, folded_name, norm_name
 from .output import speed_cell, speedup
 from .tasks import ClassifierTask, task_of
 
@@ -52,9 +52,9 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
     `cfg` is of a classifier of mmpretrain or a detector of mmdet; without a `checkpoint`, weights are random. `save` is
     a file for the folded model, see :func:`mmunorm.save_folded`. Returns a JSON-serializable dict: `title`, `notes`
     (what was timed, and how), `settings`, `environment`, `fusion` (the report of the folding), and `rows`. Each row has
-    `name`, `error` ('out of memory' or None), `parameters` (their number), and `to_ln`, the ratios to LN. Without an
-    error it also has `seconds` (of each repeat), `throughput`, `latency_ms`, `peak_memory` (bytes), `flops` (per
-    image), `norm_calls`, and `plain_calls` of what is left of folded LNs. Folded rows have `output_difference`.
+    `name`, `parameters` (their number), `seconds` (of each repeat), `throughput`, `latency_ms`, `peak_memory` (bytes),
+    `flops` (per image), `norm_calls`, `plain_calls` of what is left of folded LNs, and `to_ln`, the ratios to LN.
+    Folded rows have `output_difference`.
 
     Raises:
         PreflightError: the config is not supported, see :func:`build_models`; or `save` is set and no norm folds.
@@ -78,7 +78,7 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
 
     with torch.no_grad():
         timer, differences = prepare_models(models, plain, task, settings, device, notes)
-        counted = timer.call_each(lambda name: measure.count(models[name], timer.runs[name]))
+        counted = {name: measure.count(model, timer.runs[name]) for name, model in models.items()}
         if settings.compile:
             torch._dynamo.reset()
             allow_recompilations(64)
@@ -86,20 +86,17 @@ def run_benchmark(cfg: Config, settings: Settings, checkpoint: str | None = None
             notes.append(f'Compiled with torch.compile: {what}. FLOPs, norm calls and the difference are '
                          'counted without it.')
         timer.time(settings.warmup, 'warming up')
-        memory = timer.call_each(lambda name: measure.peak_memory(timer.runs[name], device))
+        memory = {name: measure.peak_memory(run, device) for name, run in timer.runs.items()}
         seconds = timer.time(settings.repeat, 'measuring')
-        settings.repeat = max(map(len, seconds.values()), default=0)
+        settings.repeat = len(seconds[LN])
 
     rows = []
     for name, model in models.items():
-        row = dict(name=name, error=None, parameters=sum(p.numel() for p in model.parameters()))
-        if name in timer.failed:
-            row['error'] = measure.OUT_OF_MEMORY
-        else:
-            norm_calls, plain_calls, flops = counted[name]
-            held = measure.size_in_memory([*model.parameters(), *model.buffers(), task.images])
-            row.update(seconds=seconds[name], norm_calls=norm_calls, plain_calls=plain_calls,
-                       flops=flops / settings.batch_size, peak_memory=memory[name] + held)
+        norm_calls, plain_calls, flops = counted[name]
+        held = measure.size_in_memory([*model.parameters(), *model.buffers(), task.images])
+        row = dict(name=name, parameters=sum(p.numel() for p in model.parameters()), seconds=seconds[name],
+                   norm_calls=norm_calls, plain_calls=plain_calls, flops=flops / settings.batch_size,
+                   peak_memory=memory[name] + held)
         if name in differences:
             row['output_difference'] = differences[name]
         rows.append(row)
@@ -127,18 +124,13 @@ def prepare_models(models: dict[str, nn.Module], plain: str, task: ClassifierTas
             return method(*args)
 
     timer = measure.InterleavedTimer({name: partial(call, task.run, model) for name, model in models.items()}, device)
-    all_models, differences, reference = list(models.values()), {}, None
+    differences = {}
     for name in dict.fromkeys((LN, plain)):  # the last is the reference
-        outputs = timer.call_each(lambda name: call(task.outputs, models[name]), (name, folded_name(name)))
-        if len(outputs) == 2:
-            differences[folded_name(name)] = measure.largest_difference(outputs[folded_name(name)], outputs[name])
-        reference = outputs.get(name) or outputs.get(folded_name(name)) or reference
-    if reference:
-        task.equalize(all_models, reference)
-    for name in (plain, folded_name(plain), LN, EXACT, NORM_FREE):
-        if calibrated := timer.call_each(lambda name: call(task.calibrate, models[name], all_models), [name]):
-            notes += calibrated[name]
-            break
+        outputs = call(task.outputs, models[name])
+        folded = folded_name(name)
+        differences[folded] = measure.largest_difference(call(task.outputs, models[folded]), outputs)
+    task.equalize(list(models.values()), outputs)
+    notes += call(task.calibrate, models[plain], list(models.values()))
     return timer, differences
 
 
@@ -170,19 +162,14 @@ def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None, dev
 
 
 def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
-    """Rows of measurements with throughput, latency and, if LN did not fail, the ratios to it."""
+    """Rows of measurements with throughput, latency and the ratios to LN."""
     ln = next(row for row in rows if row['name'] == LN)
     summaries = []
     for row in rows:
-        row = dict(row, to_ln={})
-        if row['error'] is None:
-            row.update(measure.speed(row['seconds'], batch_size))
-            if ln['error'] is None:
-                row['to_ln'] = dict(throughput=measure.ratio(ln['seconds'], row['seconds']),
-                                    latency_ms=measure.ratio(row['seconds'], ln['seconds']))
-                for key in ('peak_memory', 'parameters', 'flops'):
-                    row['to_ln'][key] = row[key] / ln[key]
-        summaries.append(row)
+        to_ln = dict(throughput=measure.ratio(ln['seconds'], row['seconds']),
+                     latency_ms=measure.ratio(row['seconds'], ln['seconds']),
+                     **{key: row[key] / ln[key] for key in ('peak_memory', 'parameters', 'flops')})
+        summaries.append(dict(row, **measure.speed(row['seconds'], batch_size), to_ln=to_ln))
     return summaries
 
 
@@ -200,20 +187,14 @@ def markdown(result: dict) -> str:
 
 
 def _cells(row: dict) -> list[str]:
-    if row['error'] is not None:
-        return [row['name'], row['error']]
-    ratios = row['to_ln']
-
-    def with_ratio(text: str, key: str) -> str:
-        return f'{text} ({ratios[key]:.3f}x)' if key in ratios else text
-
+    to_ln = row['to_ln']
     cells = [
         row['name'], speed_cell(row['throughput']),
-        speedup(ratios['throughput']) if ratios and row['name'] != LN else '-',
+        speedup(to_ln['throughput']) if row['name'] != LN else '-',
         f'{row["latency_ms"]["median"]:.4g}',
-        with_ratio(f'{row["peak_memory"] / 1e6:.1f}', 'peak_memory'),
-        with_ratio(f'{row["parameters"] / 1e6:.3f}', 'parameters'),
-        with_ratio(f'{row["flops"] / 1e9:.4g}', 'flops'),
+        f'{row["peak_memory"] / 1e6:.1f} ({to_ln["peak_memory"]:.3f}x)',
+        f'{row["parameters"] / 1e6:.3f} ({to_ln["parameters"]:.3f}x)',
+        f'{row["flops"] / 1e9:.4g} ({to_ln["flops"]:.3f}x)',
         str(row['norm_calls']) + (f', {row["plain_calls"]} without weights' if row['plain_calls'] else ''),
     ]
     if difference := row.get('output_difference'):

@@ -13,42 +13,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
 from ..attention import plain_attention
-from ..compat import OutOfMemoryError
 from ..deploy.graph import norms_left
 
-OUT_OF_MEMORY = 'out of memory'
 # By default, there are as many rounds as fit in this time, within these bounds.
 BUDGET_SECONDS = 45
 ROUNDS = (5, 100)
 
 
 class InterleavedTimer:
-    """Runs several functions without arguments, by name, in rotation and drops those that run out of memory.
+    """Runs several functions without arguments, by name, in rotation.
 
-    `failed` has the names of those. `clock` returns the time in seconds; with None, each function returns its duration.
+    `clock` returns the time in seconds; with None, each function returns its duration.
     """
 
     def __init__(self, runs: dict[str, Callable], device: torch.device,
                  clock: Callable[[], float] | None = time.perf_counter):
         self.runs, self.device, self.clock = runs, device, clock
-        self.failed: set[str] = set()
-
-    def call_each(self, action: Callable[[str], object], names: Iterable[str] | None = None) -> dict[str, object]:
-        """Calls `action(name)` for each name that has not failed, in order; the results exclude new failures."""
-        results = {}
-        for name in self.runs if names is None else names:
-            if name in self.failed:
-                continue
-            try:
-                results[name] = action(name)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                self.failed.add(name)
-            # Only after the except block: inside it, the traceback still holds the tensors.
-            if name in self.failed and self.device.type == 'cuda':
-                torch.cuda.empty_cache()
-        return results
 
     def seconds(self, name: str) -> float:
         if self.clock is None:
@@ -60,7 +40,7 @@ class InterleavedTimer:
         return self.clock() - start
 
     def time(self, rounds: int | None = None, title: str | None = None) -> dict[str, list[float]]:
-        """The seconds of all runs that do not fail, by name; `title` is that of a progress bar.
+        """The seconds of all runs, by name; `title` is that of a progress bar.
 
         Each round runs them in rotating order that is shuffled after each full rotation, so that noise affects all
         equally, and none always follows the same other one in memory and caches. By default, there are as many rounds
@@ -75,16 +55,9 @@ class InterleavedTimer:
             first = i % len(order)
             if i and first == 0:
                 generator.shuffle(order)
-            for name, value in self.call_each(self.seconds, order[first:] + order[:first]).items():
-                seconds[name].append(value)
-        return {name: values for name, values in seconds.items() if name not in self.failed}
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means that a GPU or the CPU is out of memory."""
-    # The messages of torch's CPU allocator on Linux and Windows.
-    return isinstance(error, (MemoryError, OutOfMemoryError)) or any(
-        words in str(error) for words in ("can't allocate memory", 'not enough memory'))
+            for name in order[first:] + order[:first]:
+                seconds[name].append(self.seconds(name))
+        return seconds
 
 
 def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]:

@@ -7,6 +7,7 @@ from functools import partial
 from mmengine.config import Config
 from torch import Tensor, nn
 
+from ..modules import tensors_in
 from ..utils import PreflightError
 
 # The number of boxes per image above the score threshold of a two-stage detector. On noise, a trained detector finds
@@ -32,7 +33,7 @@ class ClassifierTask:
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
         """The outputs that folding must not change: the logits."""
-        return _tensors(model(self.images, mode='tensor'))
+        return list(tensors_in(model(self.images, mode='tensor')))
 
     def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
         """Equalizes the work of all models if it depends on `outputs`; `reference` are the outputs of one model."""
@@ -71,7 +72,7 @@ class DetectorTask(ClassifierTask):
 
     def outputs(self, model: nn.Module) -> list[Tensor]:
         # The maps of the neck; the order of two boxes with nearly equal scores depends on rounding.
-        return _tensors(model.extract_feat(self.images))
+        return list(tensors_in(model.extract_feat(self.images)))
 
     def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
         """Gives the heads of all models the same maps, hence the same proposals, boxes and masks.
@@ -81,7 +82,7 @@ class DetectorTask(ClassifierTask):
         def overwrite(extract: Callable, images: Tensor):
             features = extract(images)
             # In place, so that the model's own maps stay in memory for the usual time.
-            for feature, replacement in zip(_tensors(features), reference, strict=True):
+            for feature, replacement in zip(tensors_in(features), reference, strict=True):
                 feature.copy_(replacement)
             return features
 
@@ -135,9 +136,3 @@ def task_of(cfg: Config) -> ClassifierTask:
     if scope not in tasks:
         raise PreflightError(f"default_scope must be 'mmdet' or 'mmpretrain', got {scope!r}.")
     return tasks[scope]()
-
-
-def _tensors(value) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for inner in value for tensor in _tensors(inner)]

@@ -15,17 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Subset
-from tqdm import tqdm
 
 from ..modules import eval_mode, is_any, tensors_in
 from ..norms import OfflineNorm
 from ..norms.base import check_count
 from ..norms.layers import is_channels_first
 from ..norms.replace import layer_norms
-from ..utils import check_module, error_text, plural
+from ..utils import check_module, plural
 from .agreement import Agreement, agreement, teacher_norms
 from .calls import hooked, record_calls
-from .images import batch_of, batches_of, floating, image_warnings, single_images
+from .images import batch_of, batches_of, floating, single_images
 from .report import ConversionError
 from .statistics import error_over_variance, mean_and_square, token_sums, tokens_of
 
@@ -34,8 +33,6 @@ HELD_OUT = 256  # maximum number of held-out images if the caller names none
 CHECKS, CHECK_EVERY = 20, 10  # maximum number of checks on held-out images in a phase, and minimum steps between them
 CHECKED_IMAGES, CHECKED_BATCHES = 64, 4  # maximum number of images and of batches of a check
 WARMUP = 60  # steps, at most a tenth of all
-UNRELATED, SAME = 1., 0.005  # differences of the weights from the teacher's, relative to their size
-AUGMENTED = 'images after augment'
 _VIT = 'timm.models.vision_transformer.VisionTransformer'  # samples tokens where it drops patches
 
 
@@ -44,7 +41,7 @@ class AdaptReport:
     """The result of :func:`adapt` on held-out images; `str()` returns a text."""
     agreements: dict[str, Agreement]  # by phase: 'converted', 'block by block', 'end to end'; those that had steps
     history: tuple[dict, ...]  # the checks: phase, step, loss
-    notes: tuple[str, ...]  # such as all tokens if windows do not allow sampling, or skipped steps
+    notes: tuple[str, ...]  # on skipped steps and undone phases
 
     @property
     def norms(self) -> dict[str, tuple[float, float]]:
@@ -89,49 +86,39 @@ def adapt(model: nn.Module, teacher: nn.Module, images, steps: int = 1000, *, bl
         held_out: floating-point images like `images`, not augmented. Defaults to the last eighth of `images`, at most
             256, which are then not trained on; if there is only one image, to this image.
         augment: a function of a batch on the model's device and a CPU generator. Defaults to :func:`mirrored`.
-        progress (bool): show a progress bar, or, without a terminal, print a line at each check. Defaults to False.
+        progress (bool): print the loss at each check. Defaults to False.
 
     Raises:
-        ConversionError: a ValueError, raised before the model is changed: a number is out of range, the model has no
-            converted norms or half precision, the teacher is of another architecture, unrelated or shares weights, or
-            there are no images or outputs on them are not finite.
+        ConversionError: a ValueError, raised before the model is changed: the model has no converted norms or half
+            precision, the teacher is of another architecture or shares weights, or there are no images or outputs on
+            them are not finite.
     """
     block_steps = steps // 3 if block_steps is None else block_steps
-    for name, value, minimum in (('steps', steps, 0), ('block_steps', block_steps, 0), ('batch_size', batch_size, 1),
-                                 ('tokens', 1 if tokens is None else tokens, 1)):
+    for name, value, minimum in (('steps', steps, 0), ('block_steps', block_steps, 0), ('batch_size', batch_size, 1)):
         check_count(name, value, minimum)
-    for name, rate in dict(lr=lr, block_lr=block_lr).items():
-        if not isinstance(rate, (int, float)) or not 0 < rate < math.inf:  # YAML reads 1e-4 as a str
-            raise ConversionError(f'{name} must be a positive number, got {rate!r}')
     phases = {BLOCKS: (block_steps, block_lr), WHOLE: (steps, lr)}
-    notes = _check_pair(model, teacher)
-    images, held_out = _split(images, held_out)
-    if tokens is not None and not is_any(model, [_VIT]):
-        tokens = None
-        notes.append(f'all tokens in each step: {type(model).__name__} has windows or no patch_drop')
-    # Also where gradients are off.
-    with torch.inference_mode(False), torch.enable_grad(), eval_mode(model, teacher):
-        return _train(_Pair(model, teacher, tokens), _Data(images, held_out, min(batch_size, len(images)), augment),
-                      phases, notes, progress)
-
-
-def _split(images, held_out) -> tuple[Sequence, Sequence]:
-    """Single images to train on and to measure on."""
+    _check_pair(model, teacher)
     images = single_images(images, 'images')
     if held_out is not None:
-        return images, single_images(held_out, 'held_out')
-    first = len(images) - min(max(1, len(images) // 8), HELD_OUT)
-    return Subset(images, range(max(1, first))), Subset(images, range(first, len(images)))
+        held_out = single_images(held_out, 'held_out')
+    else:
+        first = len(images) - min(max(1, len(images) // 8), HELD_OUT)
+        held_out = Subset(images, range(first, len(images)))
+        images = Subset(images, range(max(1, first)))
+    data = _Data(images, held_out, min(batch_size, len(images)), augment, next(teacher.parameters()).device)
+    # Also where gradients are off.
+    with torch.inference_mode(False), torch.enable_grad(), eval_mode(model, teacher):
+        pair = _Pair(model, teacher, tokens if is_any(model, [_VIT]) else None, data.checked()[:1])
+        return _train(pair, data, phases, progress)
 
 
-def _train(pair: _Pair, data: _Data, phases: dict[str, tuple], notes: list[str], progress: bool) -> AdaptReport:
+def _train(pair: _Pair, data: _Data, phases: dict[str, tuple], progress: bool) -> AdaptReport:
     """Both phases. The model is unchanged after an exception."""
     weights = [weight for weight in pair.model.parameters() if weight.requires_grad]
-    device, start = weights[0].device, _copies(weights)
+    start, history, notes = _copies(weights), [], []
     measured = partial(agreement, pair.model, pair.teacher, data.held_out)
     try:
-        pair.find_parts(data, device)
-        reached, history = {'converted': measured()}, []
+        reached = {'converted': measured()}
         if not math.isfinite(reached['converted'].score):
             raise ConversionError('held_out: the outputs of the models are not finite')
         for (phase, (steps, lr)), loss in zip(phases.items(), (pair.block_loss, pair.whole_loss), strict=True):
@@ -147,11 +134,10 @@ def _train(pair: _Pair, data: _Data, phases: dict[str, tuple], notes: list[str],
                 notes.append(f'{phase} made the whole model worse, so its weights are those before: {reached[phase]}')
                 _restore(weights, first)
                 reached[phase] = before
-        remeasure(pair.model, batches_of(data.held_out, data.batch_size, device, 'held_out'))
+        remeasure(pair.model, batches_of(data.held_out, data.batch_size, data.device, 'held_out'))
     except BaseException:
         _restore(weights, start)
         raise
-    notes += image_warnings([data.checked(device)], few=1)
     return AdaptReport(reached, tuple(history), tuple(notes))
 
 
@@ -163,33 +149,30 @@ def fit(loss: Callable[[Tensor, torch.Generator], Tensor], steps: int, lr: float
     """
     @torch.no_grad()
     def check() -> float:
-        generator, images = torch.Generator().manual_seed(0), data.checked(weights[0].device)
+        generator, images = torch.Generator().manual_seed(0), data.checked()
         return sum(loss(batch, generator).item() * len(batch) / len(images) for batch in images.split(data.batch_size))
 
     optimizer = torch.optim.AdamW(weights, betas=(0.9, 0.98), weight_decay=0.)
     best, least, history, skipped = _copies(weights), check(), [], 0
-    with tqdm(total=steps, desc=phase, unit='step', disable=None if progress else True) as bar:
-        for step in range(1, steps + 1):
-            optimizer.param_groups[0]['lr'] = _rate(lr, step, steps)
-            generator = torch.Generator().manual_seed(2 * step + (phase == WHOLE))
-            value = loss(data.drawn(weights[0].device, generator), generator)
-            optimizer.zero_grad()
-            if value.requires_grad:  # not of a model whose trained weights have no part in it
-                value.backward()
-                if nn.utils.clip_grad_norm_(weights, 1.).isfinite():
-                    optimizer.step()
-                else:
-                    skipped += 1
-            bar.update()
-            if step % max(CHECK_EVERY, steps // CHECKS) and step != steps:
-                continue
-            now = check()
-            if now <= least:
-                best, least = _copies(weights), now
-            history.append(dict(phase=phase, step=step, loss=now))
-            bar.set_postfix_str(f'loss {now:.4f}')
-            if progress and bar.disable:  # no terminal: a log file
-                print(f'{phase}, step {step} of {steps}: loss {now:.4f}', flush=True)
+    for step in range(1, steps + 1):
+        optimizer.param_groups[0]['lr'] = _rate(lr, step, steps)
+        generator = torch.Generator().manual_seed(2 * step + (phase == WHOLE))
+        value = loss(data.drawn(generator), generator)
+        optimizer.zero_grad()
+        if value.requires_grad:  # not of a model whose trained weights have no part in it
+            value.backward()
+            if nn.utils.clip_grad_norm_(weights, 1.).isfinite():
+                optimizer.step()
+            else:
+                skipped += 1
+        if step % max(CHECK_EVERY, steps // CHECKS) and step != steps:
+            continue
+        now = check()
+        if now <= least:
+            best, least = _copies(weights), now
+        history.append(dict(phase=phase, step=step, loss=now))
+        if progress:
+            print(f'{phase}, step {step} of {steps}: loss {now:.4f}', flush=True)
     _restore(weights, best)
     optimizer.zero_grad()
     return history, skipped
@@ -202,46 +185,37 @@ class _Data:
     held_out: Sequence
     batch_size: int
     augment: Callable[[Tensor, torch.Generator], Tensor]
+    device: torch.device
 
-    def drawn(self, device: torch.device, generator: torch.Generator, number: int | None = None) -> Tensor:
+    def drawn(self, generator: torch.Generator) -> Tensor:
         """A random batch, augmented."""
-        chosen = torch.randperm(len(self.images), generator=generator)[:number or self.batch_size].tolist()
-        return floating(self.augment(batch_of(self.images, chosen, device, 'images'), generator), AUGMENTED)
+        chosen = torch.randperm(len(self.images), generator=generator)[:self.batch_size].tolist()
+        images = self.augment(batch_of(self.images, chosen, self.device, 'images'), generator)
+        return floating(images, 'images after augment')
 
-    def checked(self, device: torch.device) -> Tensor:
+    def checked(self) -> Tensor:
         """Some held-out images."""
         number = min(CHECKED_IMAGES, CHECKED_BATCHES * self.batch_size, len(self.held_out))
         chosen = torch.linspace(0, len(self.held_out) - 1, number).long().tolist()  # evenly spaced
-        return floating(batch_of(self.held_out, chosen, device, 'held_out'), 'held_out')
+        return floating(batch_of(self.held_out, chosen, self.device, 'held_out'), 'held_out')
 
 
 class _Pair:
-    """A model, its teacher and their losses."""
+    """A model, its teacher and their losses. The teacher runs on `image` to find the parts that learn by themselves."""
 
-    def __init__(self, model: nn.Module, teacher: nn.Module, tokens: int | None):
+    def __init__(self, model: nn.Module, teacher: nn.Module, tokens: int | None, image: Tensor):
         self.model, self.teacher, self.tokens = model, teacher, tokens
         self.norms = layer_norms(teacher)
-
-    def find_parts(self, data: _Data, device: torch.device) -> None:
-        """Runs the teacher on one image of each kind, and finds the parts that learn by themselves."""
-        checked, dims = data.checked(device), {}
-        self.autocast = partial(torch.autocast, device.type, torch.bfloat16, enabled=(
-            checked.dtype == torch.float32 and _has_bfloat16(device)))
+        self.autocast = partial(torch.autocast, image.device.type, torch.bfloat16, enabled=(
+            image.dtype == torch.float32 and _has_bfloat16(image.device)))
+        dims = {}
 
         def note_dims(module: nn.Module, args: tuple, kwargs: dict, output) -> None:
             dims[module] = next((tensor.dim() for tensor in tensors_in(output)), 2)
 
-        drawn = data.drawn(device, torch.Generator().manual_seed(0), 1)
-        for name, image in {AUGMENTED: drawn, 'held_out': checked[:1]}.items():
-            try:
-                with torch.no_grad(), hooked(self.teacher.modules(), note_dims):
-                    outputs = list(tensors_in(self.teacher(image)))
-            except Exception as error:
-                raise ConversionError(f'{name}: {type(self.teacher).__name__} does not take {image.dtype} of '
-                                      f'{tuple(image.shape)}: {error_text(error)}') from error
-            if not outputs or not all(output.isfinite().all() for output in outputs):
-                raise ConversionError(f'teacher: its output on the first of {name} is not finite, or no tensor')
-        self.parts = _parts(self.teacher, set(self.norms.values()), {module for module, dim in dims.items() if dim < 2})
+        with torch.no_grad(), hooked(teacher.modules(), note_dims):
+            teacher(image)
+        self.parts = _parts(teacher, set(self.norms.values()), {module for module, dim in dims.items() if dim < 2})
 
     @contextmanager
     def _wanted(self, images: Tensor, generator: torch.Generator) -> Iterator[tuple]:
@@ -286,11 +260,8 @@ def remeasure(model: nn.Module, inputs: Iterable[Tensor]) -> None:
         norm.set_affine(*norm.affine(), *mean_and_square(total))
 
 
-def _check_pair(model: nn.Module, teacher: nn.Module) -> list[str]:
-    """Raises a ConversionError unless the model is a conversion of the teacher and can be trained.
-
-    Returns a note if its weights, without norms, are not the teacher's; empty otherwise.
-    """
+def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
+    """Raises a ConversionError unless the model is a conversion of the teacher and can be trained."""
     check_module(model)
     check_module(teacher, 'teacher')
     norms = tuple(f'{name}.' for name in teacher_norms(teacher))
@@ -298,31 +269,16 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> list[str]:
         for name, weight in module.named_parameters():
             if weight.dtype in (torch.float16, torch.bfloat16):
                 raise ConversionError(f'{role}: {name} is {weight.dtype}; train in float32, bfloat16 is used inside')
-    weights, others = ({name: weight.detach() for name, weight in module.named_parameters()
-                        if not name.startswith(norms)} for module in (model, teacher))
-    shapes, wanted = ({name: tuple(weight.shape) for name, weight in found.items()} for found in (weights, others))
-    for name in wanted | shapes:
-        if shapes.get(name) != wanted.get(name):
-            raise ConversionError(f'teacher: has another architecture: {name} is {wanted.get(name, "missing")} in it '
-                                  f'and {shapes.get(name, "missing")} in the model')
+    shapes, wanted = ({name: weight.shape for name, weight in module.named_parameters() if not name.startswith(norms)}
+                      for module in (model, teacher))
+    if shapes != wanted:
+        raise ConversionError('teacher: has another architecture, with parameters of other names or shapes')
     if not any(isinstance(part, OfflineNorm) for name in norms for part in model.get_submodule(name[:-1]).modules()):
         raise ConversionError(f'model: {type(model).__name__} has no norms to adapt; call convert_norms first')
     trained = {weight.data_ptr(): name for name, weight in model.named_parameters()
                if weight.requires_grad and weight.numel()}
-    if not trained:
-        raise ConversionError('model: none of its weights requires a gradient')
     if shared := [trained[weight.data_ptr()] for weight in teacher.parameters() if weight.data_ptr() in trained]:
         raise ConversionError(f'teacher: shares {shared[0]} with the model; take a copy.deepcopy')
-    difference = size = 0.
-    for name, weight in weights.items():
-        x, y = weight.double(), others[name].double()
-        difference += (x - y).square().sum().item()
-        size += (x.square().sum() + y.square().sum()).item()
-    share = (2 * difference / size) ** 0.5 if size else 0.  # 1.41 for independent weights
-    what = f"the model's weights, without norms, differ from the teacher's by {share:.0%} of their size"
-    if share > UNRELATED:
-        raise ConversionError(f'teacher: {what}; pass the model that it was converted from')
-    return [what] if share > SAME else []
 
 
 def _parts(model: nn.Module, norms: set[nn.Module], without_channels: set[nn.Module]) -> dict[str, int]:

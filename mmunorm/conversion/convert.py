@@ -9,23 +9,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from ..fusion.norms import affine_of
-from ..modules import disable_fast_path, eval_mode, set_submodules
+from ..modules import disable_fast_path, eval_mode, refuse_save_pretrained, set_submodules
 from ..norms import OfflineNorm
 from ..norms.base import check_norm_cfg
-from ..norms.layers import channel_axis, has_affine, input_of, is_channels_first, is_norm
-from ..norms.replace import (
-    build_like,
-    check_replaceable,
-    eps_of,
-    is_rms,
-    layer_norms,
-    no_layer_norms,
-    refuse_save_pretrained,
-    with_fused_parts,
-)
+from ..norms.layers import channel_axis, input_of, is_channels_first
+from ..norms.replace import NOT_SAVED, build_like, check_replaceable, eps_of, is_rms, layer_norms, with_fused_parts
 from ..registry import MODELS
-from ..utils import check_module, error_text
-from .calls import ExternalReaders, hooked
+from ..utils import check_module
+from .calls import hooked
 from .images import all_batches, image_warnings, num_samples
 from .report import ConversionError, ConversionReport, ConvertedNorm
 from .statistics import (
@@ -79,8 +70,7 @@ def convert_norms(model: nn.Module,
     Returns:
         ConversionReport: the error of each norm, and what is suspicious about the images. A LayerNorm is kept, with a
             reason in the report, if it did not run, if it is a subclass with another formula (other than 1 + gamma for
-            gamma), if it is called with arguments other than its input and a pad mask, or if its weight or bias is read
-            outside of its calls.
+            gamma), or if it is called with arguments other than its input and a pad mask.
 
     Raises:
         TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has a misspelt argument.
@@ -93,9 +83,8 @@ def convert_norms(model: nn.Module,
     check_norm_cfg(norm_cfg)
     names = layer_norms(model)
     if not names or '' in names:
-        what = no_layer_norms(model) if not names else 'is itself a LayerNorm, not a model with some'
-        others = ''.join(f'; {other} is none' for other in _unknown_norms(model, names)[:1])
-        raise ConversionError(f'model: {type(model).__name__} {what}{others}')
+        what = 'is itself a LayerNorm, not a model with some' if names else 'has no LayerNorm or RMSNorm'
+        raise ConversionError(f'model: {type(model).__name__} {what}')
     kept = dict.fromkeys(_norms_inside(names, keep), 'requested')
     wanted = {name: norm for name, norm in names.items() if norm not in kept}
     if not wanted:
@@ -211,79 +200,59 @@ def _convert_all(model: nn.Module, batches, names: dict[str, nn.Module], targets
                                                         unit='batch', disable=None if progress else True) as bar:
         changes = disable_fast_path(model, [name for name in names if names[name] in targets])
         try:
-            stats, obstacles = _inspect(model, batches, names, kept, bar)
-            targets = {norm: targets[norm] for norm in stats if norm in targets and norm not in obstacles}
+            stats = _inspect(model, batches, names, kept, bar)
+            targets = {norm: target for norm, target in targets.items() if not stats[norm].obstacle}
             set_submodules(model, {name: replacements[norm] for name, norm in names.items() if norm in targets})
-            fitted = _fit(model, batches, {target: stats[norm] for norm, target in targets.items()}, bar)
-            empty = {target: stats[norm].empty_copy() for norm, target in targets.items()}
+            fitted = {target: stats[norm].empty_copy() for norm, target in targets.items()}
+            _fit(model, batches, fitted, bar)
+            empty = {target: measured.empty_copy() for target, measured in fitted.items()}
             final = _measure(model, batches, empty, bar)
-            for norm in targets:
-                final[norm].check('after the norms that are converted')
+            errors = {norm: final[norm].error_of(target) for norm, target in targets.items()}
         except BaseException:
             set_submodules(model, names)
             for module, name, value in changes:
                 setattr(module, name, value)
             raise
-    refuse_save_pretrained(model)
+    refuse_save_pretrained(model, lambda part: isinstance(part, OfflineNorm), NOT_SAVED)
     rows = []
     for norm, measured in stats.items():
-        columns = {} if norm in obstacles else dict(
-            measured.token_spread(), least_affine=measured.error(*measured.nearest()))
-        if norm in targets:
-            columns.update(before=fitted[targets[norm]].error(*measured.nearest()),
-                           after=final[norm].error_of(targets[norm]))
-        rows.append(ConvertedNorm(measured.name, **columns, kept=kept.get(norm) or obstacles.get(norm, '')))
-    return ConversionReport(tuple(rows), sum(map(num_samples, batches)), _unknown_norms(model, names),
-                            image_warnings(batches))
+        columns = {} if measured.obstacle else dict(
+            cv=measured.cv(), least=measured.error(*measured.nearest()), error=errors.get(norm))
+        rows.append(ConvertedNorm(measured.name, **columns, kept=kept.get(norm) or measured.obstacle))
+    return ConversionReport(tuple(rows), sum(map(num_samples, batches)), image_warnings(batches))
 
 
 def _inspect(model: nn.Module, batches: list, names: Mapping[str, nn.Module], kept: Mapping[nn.Module, str],
-             bar: tqdm) -> tuple[dict[nn.Module, InputStats], dict[nn.Module, str]]:
-    """The statistics of the inputs of all LayerNorms, in the order in which they run, and what no offline norm can be.
+             bar: tqdm) -> dict[nn.Module, InputStats]:
+    """The statistics of the inputs of all LayerNorms, in the order in which they run, and why one cannot be converted.
 
-    A ConversionError if no LayerNorm can be converted, or the input of one is not finite.
+    A ConversionError if none can be converted, or the input of one is not finite.
     """
     stats: dict[nn.Module, InputStats] = {}
     for name, norm in names.items():
         stats.setdefault(norm, InputStats(norm, name))
-    with ExternalReaders(stats) as readers:
-        stats = _measure(model, batches, stats, bar)
-    for norm, function in readers.found.items():
-        stats[norm].obstacle = stats[norm].obstacle or f'has a weight or bias that {function} reads outside of it'
-    obstacles = {norm: measured.obstacle or 'did not run on these samples' for norm, measured in stats.items()
-                 if measured.obstacle or not measured.tokens}
-    if kept.keys() | obstacles.keys() == stats.keys():
-        reason = next(f'{stats[norm].name} {why}' for norm, why in obstacles.items() if norm not in kept)
+    stats = _measure(model, batches, stats, bar)
+    for measured in stats.values():
+        if not measured.tokens and not measured.obstacle:
+            measured.obstacle = 'did not run on these samples'
+    wanted = [measured for norm, measured in stats.items() if norm not in kept]
+    if all(measured.obstacle for measured in wanted):
         which = 'its LayerNorm cannot' if len(stats) == 1 else f'none of its {len(stats)} LayerNorms can'
-        raise ConversionError(f'model: {which} be converted: {reason}')
-    for norm, measured in stats.items():
-        if norm not in obstacles:
+        raise ConversionError(f'model: {which} be converted: {wanted[0].name} {wanted[0].obstacle}')
+    for measured in stats.values():
+        if not measured.obstacle:
             measured.check('in the model as it is')
-    return stats, obstacles
-
-
-def _unknown_norms(model: nn.Module, names: Mapping[str, nn.Module]) -> tuple[str, ...]:
-    """Names and classes of norms, or of similar modules, that are not in `names` and keep no running statistics."""
-    def looks_like_norm(name: str, module: nn.Module) -> bool:
-        is_called_so = 'norm' in f'{name.rpartition(".")[2]} {type(module).__name__}'.lower()
-        return is_norm(module) or is_called_so and not list(module.children()) and (
-            {parameter.dim() for parameter in module.parameters()} == {1})
-
-    known = set(names.values())
-    return tuple(f'{name} ({type(module).__name__})' for name, module in model.named_modules()
-                 if module not in known and looks_like_norm(name, module)
-                 and not has_affine(module) and getattr(module, 'running_var', None) is None)
+    return stats
 
 
 class InputStats:
     """Statistics of the inputs of one LayerNorm, or of the norm that replaces it."""
 
     def __init__(self, norm: nn.Module, name: str):
-        self.norm, self.name = norm, name
+        self.norm, self.name, self.is_centered = norm, name, not is_rms(norm)
         self.gamma, self.beta = affine_of(norm)
         self.sums = torch.zeros(NUM_SUMS, *self.gamma.shape, dtype=torch.float64, device=self.gamma.device)
         self.sigma = self.sums.new_zeros(2)  # sums of sigma and sigma^2
-        self.largest = self.sums.new_zeros(())
         self.precision = 0.
         self.tokens = 0
         self.obstacle = ''  # why no offline norm can replace the norm
@@ -301,7 +270,7 @@ class InputStats:
         if len(args) > 2 or kwargs.keys() - {'x', 'pad_mask', 'data_format'} or not (pad_mask is None or is_mask):
             self.obstacle = 'is called with arguments other than x and pad_mask'
         elif not self.tokens and not self._computes(output, x, pad_mask, dim):
-            kind = 'RMSNorm' if is_rms(self.norm) else 'LayerNorm'
+            kind = 'LayerNorm' if self.is_centered else 'RMSNorm'
             self.obstacle = f'is a {type(self.norm).__name__} whose output is not that of {kind} over dimension {dim}'
 
     def _computes(self, output, x: Tensor, pad_mask: Tensor | None, dim: int) -> bool:
@@ -309,7 +278,7 @@ class InputStats:
         if not isinstance(output, Tensor) or output.shape != x.shape or x.shape[dim] != len(self.gamma):
             return False
         tokens, y = (valid_tokens(tensor.movedim(dim, -1), pad_mask) for tensor in (x, output))
-        mean, sigma = deviations(tokens, eps_of(self.norm, x.dtype), not is_rms(self.norm))
+        mean, sigma = deviations(tokens, eps_of(self.norm, x.dtype), self.is_centered)
         for gamma in (self.gamma, 1 + self.gamma):
             expected = (gamma * (tokens - mean) / sigma + self.beta).to(output.dtype)
             for part in self.norm.children():  # an activation
@@ -319,21 +288,17 @@ class InputStats:
                 return True
         return False
 
-    def add(self, args: tuple, kwargs: dict) -> None:
-        """Adds a call of the norm."""
-        self.sums += self.sums_of(args, kwargs)
-        tokens = tokens_of(self.norm, args, kwargs)
-        self.tokens += len(tokens)
-        if len(tokens):
-            sigma = deviations(tokens, eps_of(self.norm, input_of(args, kwargs)[0].dtype), not is_rms(self.norm))[1]
-            self.sigma += torch.stack([sigma.sum(), sigma.square().sum()])
-            self.largest = torch.maximum(self.largest, sigma.max())
-
-    def sums_of(self, args: tuple, kwargs: dict) -> Tensor:
-        """The sums over the tokens of a call."""
+    def add(self, args: tuple, kwargs: dict) -> Tensor:
+        """Adds a call of the norm; returns the sums over its tokens."""
         dtype = input_of(args, kwargs)[0].dtype
+        tokens, eps = tokens_of(self.norm, args, kwargs), eps_of(self.norm, dtype)
+        sums = token_sums(tokens, eps, self.is_centered)
+        _, sigma = deviations(tokens, eps, self.is_centered)
+        self.sums += sums
+        self.sigma += torch.stack([sigma.sum(), sigma.square().sum()])
+        self.tokens += len(tokens)
         self.precision = torch.finfo(dtype).eps
-        return token_sums(tokens_of(self.norm, args, kwargs), eps_of(self.norm, dtype), not is_rms(self.norm))
+        return sums
 
     def check(self, where: str) -> None:
         if not self.sums[0, 0]:
@@ -348,22 +313,19 @@ class InputStats:
         return relative_error(self.sums, self.gamma, self.beta, a, b)
 
     def error_of(self, norm: OfflineNorm) -> float:
-        """The error of an offline norm as it is stored, in the dtype of its parameters."""
-        return self.error(*self.stored(norm))
-
-    def stored(self, norm: OfflineNorm) -> tuple[Tensor, Tensor]:
-        """The scale and shift of an offline norm; a ConversionError if they are beyond the range of its dtype."""
+        """The error of an offline norm in the dtype of its parameters; a ConversionError if that is beyond its range.
+        """
+        self.check('after the norms that are converted')
         scale, shift = norm.affine()
         if not (scale.isfinite().all() and shift.isfinite().all()):
             raise ConversionError(f'{self.name}: the scale or shift that replaces it is beyond {norm.weight.dtype}; '
                                   'convert the model in float32')
-        return scale, shift
+        return self.error(scale, shift)
 
-    def token_spread(self) -> dict[str, float]:
-        """Statistics of the tokens' deviations, for :class:`ConvertedNorm`."""
+    def cv(self) -> float:
+        """The coefficient of variation of the tokens' deviations."""
         mean, square = self.sigma / self.sums[0, 0]
-        cv2 = max(0., (square / mean.square() - 1).item())
-        return dict(cv=cv2**0.5, least_scalar=cv2 / (1 + cv2), largest=(self.largest / mean).item())
+        return max(0., (square / mean.square() - 1).item())**0.5
 
 
 def _measure(model: nn.Module, batches: list, stats: dict[nn.Module, InputStats],
@@ -388,59 +350,48 @@ def _measure(model: nn.Module, batches: list, stats: dict[nn.Module, InputStats]
     return {measured.norm: measured for measured in [*ran.values(), *stats.values()]}
 
 
-def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats],
-         bar: tqdm) -> dict[OfflineNorm, InputStats]:
-    """Fits offline norms in the model to LayerNorms; returns the statistics that they are fitted to, by norm.
+def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats], bar: tqdm) -> None:
+    """Fits offline norms in the model to LayerNorms; `stats` are still empty, and get the statistics of their inputs.
 
     At each call, before it runs, a norm is fitted to all of its inputs so far. So the norms after it read almost what
     they will read in the converted model. The second sweep replaces the inputs of one group of batches after the other.
     """
-    fitted = {target: measured.empty_copy() for target, measured in stats.items()}
     size = -(-len(batches) // GROUPS)
     groups = [batches[start:start + size] for start in range(0, len(batches), size)]
     sums: list[dict[OfflineNorm, Tensor]] = [{} for _ in groups]
 
     def hook(target, args, kwargs):
-        measured = fitted[target]
-        new = measured.sums_of(args, kwargs)
-        measured.sums += new
+        measured = stats[target]
+        new = measured.add(args, kwargs)
         sums[index][target] = sums[index].get(target, 0) + new
         if measured.sums[0, 0] > 0:
             measured.check('after the norms that are converted')
             target.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
-            measured.stored(target)
 
     with hooked(stats, hook, before=True):
         for _ in range(SWEEPS):
             for index, group in enumerate(groups):
                 for target, old in sums[index].items():
-                    fitted[target].sums -= old
+                    stats[target].sums -= old
                 sums[index] = {}
                 for batch in group:
                     run(model, batch)
                     bar.update()
-    for target, measured in fitted.items():
+    for target, measured in stats.items():
         measured.sums = sum((group[target] for group in sums if target in group), torch.zeros_like(measured.sums))
         measured.check('after the norms that are converted')
         target.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
-    return fitted
 
 
 def run(model: nn.Module, batch) -> None:
-    """One forward pass, on a copy: the model may write to its inputs. An error explains single images or arrays."""
+    """One forward pass, on a copy: the model may write to its inputs."""
     inputs, device = batch[0] if isinstance(batch, (tuple, list)) else batch, next(model.parameters()).device
-    if not isinstance(inputs, (Tensor, Mapping)):
+    if isinstance(inputs, Tensor):
+        model(inputs.to(device, copy=True))
+    elif not isinstance(inputs, Mapping):
         raise ConversionError(f'batches: a batch must be a tensor or a Mapping, got {type(inputs).__name__}')
-    try:
-        if isinstance(inputs, Tensor):
-            model(inputs.to(device, copy=True))
-        elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
-            model(**model.data_preprocessor(inputs, False), mode='tensor')
-        else:
-            model(**{key: value.to(device, copy=True) if isinstance(value, Tensor) else value
-                     for key, value in inputs.items()})
-    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
-        if isinstance(error, ConversionError) or not isinstance(inputs, Tensor) or inputs.dim() != 3:
-            raise
-        raise ConversionError(f'batches: {type(model).__name__} does not take a tensor of {tuple(inputs.shape)}; if it '
-                              f'is one image, stack images to batches of (N, C, H, W): {error_text(error)}') from error
+    elif hasattr(model, 'data_preprocessor'):  # mmengine's BaseModel
+        model(**model.data_preprocessor(inputs, False), mode='tensor')
+    else:
+        model(**{key: value.to(device, copy=True) if isinstance(value, Tensor) else value
+                 for key, value in inputs.items()})

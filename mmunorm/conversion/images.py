@@ -32,14 +32,14 @@ class _LoaderImages(Sequence):
 def single_images(images, name: str) -> Sequence:
     """Single images by index: a tensor `(N, C, H, W)` or a data set of images, or those of batches or a DataLoader.
 
-    Batches are held in memory. A ConversionError if there is none, or a batch is no tensor `(N, C, H, W)`.
+    Batches are held in memory. A ConversionError if there is no image.
     """
     if isinstance(images, DataLoader) and not isinstance(images.dataset, IterableDataset):
         found = _LoaderImages(images)
     elif isinstance(images, (Tensor, Dataset)):
         found = images
     else:
-        found = [image for batch in images for image in _batch(batch, name)] if isinstance(images, Iterable) else []
+        found = [image for batch in images for image in _images(batch)] if isinstance(images, Iterable) else []
     if not len(found):
         raise ConversionError(f'{name}: {type(images).__name__}; must be a tensor (N, C, H, W), batches or a '
                               'DataLoader, with at least one image')
@@ -63,27 +63,18 @@ def all_batches(batches) -> list:
 
 def num_samples(batch) -> int:
     """Number of samples in a batch; 0 if unknown."""
-    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-    found = _input(inputs) if isinstance(inputs, Mapping) else inputs
+    found = _input(batch)
     return len(found) if isinstance(found, (Tensor, list)) else 0
 
 
 def _input(batch):
     """The images of a batch: itself, the first of a tuple or list, or of a Mapping `inputs` or the first image."""
     if isinstance(batch, (tuple, list)) and batch:
-        return batch[0]
+        return _input(batch[0])
     if isinstance(batch, Mapping):
         tensors = (value for value in batch.values() if isinstance(value, Tensor) and value.dim() >= 3)
         return batch['inputs'] if 'inputs' in batch else next(tensors, None)
     return batch
-
-
-def _batch(batch, name: str) -> Tensor:
-    images = _input(batch)
-    if not isinstance(images, Tensor) or images.dim() != 4:
-        what = tuple(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise ConversionError(f'{name}: a batch is {what}; must be a tensor (N, C, H, W)')
-    return images
 
 
 def batches_of(images: Sequence, batch_size: int, device: torch.device, name: str) -> Iterator[Tensor]:
@@ -98,9 +89,9 @@ def batch_of(images: Sequence, indices: Iterable[int], device: torch.device, nam
     found = []
     for i in indices:
         image = images[i]
-        if not isinstance(image, Tensor) or image.dim() != 3 or found and len(image) != len(found[0]):
+        if not isinstance(image, Tensor) or image.dim() != 3:
             what = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
-            raise ConversionError(f'{name}[{i}]: {what}; must be a tensor (C, H, W) with the C of the others')
+            raise ConversionError(f'{name}[{i}]: {what}; must be a tensor (C, H, W)')
         found.append(image.to(device))
     height, width = (max(image.shape[dim] for image in found) for dim in (1, 2))
     return torch.stack([F.pad(image, (0, width - image.shape[2], 0, height - image.shape[1])) for image in found])
@@ -113,26 +104,18 @@ def floating(images: Tensor, name: str) -> Tensor:
     return images
 
 
-def image_warnings(batches: Iterable, few: int = FEW) -> tuple[str, ...]:
-    """What is suspicious about images, such as copies of one of them, in one line each; batches of others are ignored.
-
-    `few` is the number of different images below which it is mentioned.
-    """
+def image_warnings(batches: Iterable) -> tuple[str, ...]:
+    """A line on what is suspicious about images, such as copies of one of them, or none; other batches are ignored."""
     images = [image for batch in batches for image in _images(batch)]
     if not images:
         return ()
     number, notes = len(images), []
-    constant = sum(bool((image == image.flatten()[0]).all()) for image in images)
     different = len({zlib.crc32(image.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
                      for image in images})
     floats = [image for image in images if image.is_floating_point()]
     largest = max((image.abs().max().item() for image in floats), default=0.)
-    if constant * 2 > number:
-        notes.append(f'{constant} of {number} have one value everywhere')
-    if different < few:
-        notes.append(f'only {different} different, where a few hundred are usual')
-    elif different * 2 < number:
-        notes.append(f'only {different} of {number} different')
+    if different < FEW or different * 2 < number:
+        notes.append(f'only {different} of {number} different, where a few hundred are usual')
     if largest > LARGE:
         notes.append(f'values up to {largest:.0f}: normalize images as in the training of the model')
     return (f'suspicious images: {"; ".join(notes)}', ) if notes else ()

@@ -9,8 +9,7 @@ from ..utils import plural
 
 # The error up to which a norm counts as converted without loss, and the error above which it loses much.
 GOOD, MUCH = 0.01, 0.05
-COLUMNS = ('norm', 'CV', 'least error, scalar', 'least error, affine', 'error before refit', 'error after refit',
-           'largest token', 'verdict')
+COLUMNS = ('norm', 'CV', 'least error', 'error', 'verdict')
 
 
 class ConversionError(ValueError):
@@ -22,11 +21,8 @@ class ConvertedNorm:
     """One norm. Errors are relative to `E|LN(x) - beta|^2`; None: not measured."""
     norm: str  # full name of the layer
     cv: float | None = None  # coefficient of variation of the tokens' deviation, std(sigma) / mean(sigma)
-    least_scalar: float | None = None  # cv^2 / (1 + cv^2), the least error of one factor for all channels of x - mu
-    least_affine: float | None = None  # the least error of a scale and shift per channel; both on the LN model's inputs
-    before: float | None = None  # the error of this scale and shift on inputs from the converted layers before it
-    after: float | None = None  # the error of the scale and shift refitted on these inputs, which the norm now has
-    largest: float | None = None  # the largest deviation of a token, relative to the mean deviation
+    least: float | None = None  # the least error of a scale and shift per channel, on inputs in the LN model
+    error: float | None = None  # the error of the norm's scale and shift, on inputs from the converted layers before it
     kept: str = ''  # why the layer is still LayerNorm, or ''
 
     @property
@@ -34,11 +30,11 @@ class ConvertedNorm:
         """A verdict of a few words. Keeping a norm helps if its own error is large."""
         if self.kept:
             return f'kept: {self.kept}'
-        if self.after <= GOOD:
+        if self.error <= GOOD:
             return 'good'
-        if self.least_affine > MUCH:
+        if self.least > MUCH:
             return 'loses much by itself: train, or keep it'
-        return 'loses by those before it: train' if self.after > MUCH else 'fair: train'
+        return 'loses by those before it: train' if self.error > MUCH else 'fair: train'
 
 
 @dataclass(frozen=True)
@@ -48,12 +44,10 @@ class ConversionReport:
     Attributes:
         norms: all LayerNorms of the model, in the order in which they run.
         samples: number of samples of the statistics; 0 if unknown.
-        others: name and class of norms of other types, and of modules that look like norms, except BatchNorm.
         notes: a line on what is suspicious about the images, such as copies of one; mostly empty.
     """
     norms: tuple[ConvertedNorm, ...]
     samples: int = 0
-    others: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -67,11 +61,10 @@ class ConversionReport:
         return tuple(norm for norm in self.norms if norm.kept)
 
     def summary(self) -> str:
-        """One line with the number of norms and samples, and one of the `others`."""
+        """One line with the number of norms and samples."""
         of = f', statistics of {plural(self.samples, "sample")}' if self.samples else ''
         left = f', {len(self.kept)} kept' if self.kept else ''
-        others = f', {plural(len(self.others), "other norm")} kept, such as {self.others[0]}' if self.others else ''
-        return f'{len(self.converted)} of {plural(len(self.norms), "LayerNorm")} converted{left}{of}{others}'
+        return f'{len(self.converted)} of {plural(len(self.norms), "LayerNorm")} converted{left}{of}'
 
     def __str__(self) -> str:
         rows = [COLUMNS, *map(_cells, self.norms)]
@@ -89,6 +82,5 @@ def _cells(norm: ConvertedNorm) -> tuple[str, ...]:
     def cell(value: float | None, form: Callable[[float], str]) -> str:
         return '-' if value is None else form(value)
 
-    errors = (norm.least_scalar, norm.least_affine, norm.before, norm.after)
-    return (norm.norm, cell(norm.cv, '{:.3f}'.format), *(cell(error, '{:.2%}'.format) for error in errors),
-            cell(norm.largest, '{:.1f}'.format), norm.verdict)
+    return (norm.norm, cell(norm.cv, '{:.3f}'.format), cell(norm.least, '{:.2%}'.format),
+            cell(norm.error, '{:.2%}'.format), norm.verdict)

@@ -28,7 +28,7 @@ def tokens_of(norm: nn.Module, args: tuple, kwargs: dict) -> Tensor:
 
 def valid_tokens(x: Tensor, pad_mask: Tensor | None) -> Tensor:
     """The tokens of `x` `(..., C)` that are not padding, `(n, C)` float64."""
-    tokens = x.detach().flatten(0, -2) if x.dim() > 1 else x.detach().unsqueeze(0)
+    tokens = x.detach().reshape(-1, x.shape[-1])
     if pad_mask is not None:
         tokens = tokens[~pad_mask.flatten()]
     return tokens.double()

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..compat import add_safe_globals, is_compiling, rms_norm
-from ..norms import Norm
 from .scopes import check_scope
 
 
@@ -66,11 +65,6 @@ class Folded(nn.Module):
                 f'{prefix}weight: the model is folded, but this checkpoint is not. Load it into the '
                 'unfolded model of its config, then call mmunorm.fuse_norms(model).')
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-Norm.refused_state['folded'] = (
-    'this checkpoint is of a folded model, but this model has norms. First call '
-    "mmunorm.fuse_norms(model.eval()), or build the model with mmunorm.load_folded.")
 
 
 class FoldedNorm(Folded, nn.Identity):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,6 @@ class Norm(nn.Module):
     # mmcv names layers by it; LN's name lets a model load the affine part of an LN checkpoint.
     _abbr_ = 'ln'
     fold_obstacle: str = ''
-    # Entries of a state_dict that only another kind of layer has, and what to do then.
-    refused_state: ClassVar[dict[str, str]] = {}
 
     def __init__(self, num_features: int):
         super().__init__()
@@ -62,9 +59,9 @@ class Norm(nn.Module):
         raise NotImplementedError
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        for key, why in self.refused_state.items():
-            if prefix + key in state_dict:
-                raise RuntimeError(f'{prefix[:-1]}: {why}')
+        if prefix + 'folded' in state_dict:
+            raise RuntimeError(f'{prefix[:-1]}: this checkpoint is of a folded model, but this model has norms. First '
+                               'call mmunorm.fuse_norms(model.eval()), or build the model with mmunorm.load_folded.')
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def start_run(self, resumed: bool, steps: int) -> str:

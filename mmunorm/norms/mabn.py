@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..registry import MODELS
 from .averages import arithmetic_mean, push
-from .state import check_window
+from .base import check_count
 from .step import Step
 from .un import OfflineNorm
 
@@ -29,8 +29,8 @@ class MABN(OfflineNorm):
 
     def __init__(self, num_features: int, window: int = 16, alpha: float = 0.9, warmup_iters: int | float = 4000,
                  eps: float = 1e-5):
-        window = check_window(window)
-        super().__init__(num_features, alpha, warmup_iters, eps, gradients=window[1], has_psi=True)
+        check_count('window', window, minimum=1)
+        super().__init__(num_features, alpha, warmup_iters, eps, gradients=window, has_psi=True)
         self.window = window
 
     def average(self, s: Tensor, averaged: Tensor, tokens: int | Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -24,6 +24,7 @@ class _Pending:
     # To the graph of the forward pass. None if there is none: reentrant checkpointing makes it later, and cannot be
     # distinguished from `torch.no_grad()`.
     graph: weakref.ref | None = None
+    recalls: int = 0  # how often the forward pass was recomputed
     done: bool = False  # the backward pass has come
     overtaken: int = 0  # how many later steps were done before
 
@@ -39,8 +40,6 @@ class PendingSteps:
 
     def __init__(self):
         self._pending: list[_Pending] = []
-        self._recalled: Tensor | None = None  # (n,) how often each of the n oldest was
-        self._recalls = 0  # in all
 
     def __reduce__(self):
         return PendingSteps, ()  # a copy is not part of the passes in progress
@@ -74,47 +73,25 @@ class PendingSteps:
 
     def _drop_finished(self) -> None:
         """Drops the steps whose backward pass cannot come any more."""
-        if not self._recalls and all(pending.done for pending in self._pending):  # as in most trainings
-            self._pending.clear()
-            return
-        without_graph = [pending for pending in self._pending if pending.graph is None and not pending.done]
-        if without_graph and self._recalls >= len(self._pending):
-            for pending in without_graph:
-                pending.done = True
-        elif without_graph and self._recalls:  # synchronizes, but is rare: a pipeline, or passes without backward
-            for pending, times in zip(self._pending, self._recalled.tolist(), strict=False):
-                pending.done |= times > 0
         later = 0
         for pending in reversed(self._pending):
             pending.overtaken += later
             later += pending.done
-        waiting = [pending for pending in self._pending if pending.is_waiting()][1 - _MAX_PENDING:]
-        if len(waiting) < len(self._pending):
-            self._recalled, self._recalls = None, 0
-        self._pending = waiting
+        self._pending = [pending for pending in self._pending if pending.is_waiting()][1 - _MAX_PENDING:]
 
     def _recall(self, measure: Callable[[], Tensor]) -> Step:
         """The step that measured the same; of several, the newest among the least often recalled.
 
-        A backward pass recomputes the newest first. The method does not synchronize with the device.
+        A backward pass recomputes the newest first. The method synchronizes with the device only if several steps wait.
         """
         if len(self._pending) == 1:
             return self._pending[0].step
         measured = measure()
-        steps = [pending.step for pending in self._pending]
-        known = torch.stack([step.measured for step in steps])
+        known = torch.stack([pending.step.measured for pending in self._pending])
         same = (known == measured) | (known.isnan() & measured.isnan())
         # The nearest, because a compiler may round the recomputed forward differently.
-        distance = torch.where(same, 0, (known - measured).abs().nan_to_num(nan=torch.inf)).flatten(1).sum(dim=1)
-        recalled = torch.zeros(len(known), dtype=torch.long, device=known.device)
-        if self._recalled is not None:
-            recalled[:len(self._recalled)] = self._recalled
-        times = recalled.masked_fill(distance != distance.min(), torch.iinfo(torch.long).max)
-        newest_first = (times == times.min()).int().flip(0)
-        index = len(known) - 1 - newest_first.argmax().view(1)
-        self._recalled = recalled.index_add_(0, index, torch.ones_like(index))
-        self._recalls += 1
-        if index.device.type == 'cpu':  # where nothing has to be waited for
-            return steps[index.numpy().item()]
-        return Step(*(None if values[0] is None else torch.stack(values).index_select(0, index)[0]
-                      for values in zip(*steps, strict=True)))
+        distances = torch.where(same, 0, (known - measured).abs().nan_to_num(nan=torch.inf)).flatten(1).sum(dim=1)
+        newest_first = zip(reversed(distances.tolist()), reversed(self._pending), strict=True)
+        _, recalled = min(newest_first, key=lambda pair: (pair[0], pair[1].recalls))
+        recalled.recalls += 1
+        return recalled.step

@@ -1,14 +1,13 @@
 """`replace_norms`: another norm in place of each LayerNorm and RMSNorm of a model that was not built from a config."""
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
-from .. import modules
-from ..modules import disable_fast_path, is_any, set_submodules
+from ..modules import disable_fast_path, is_any, refuse_save_pretrained, set_submodules
 from ..registry import MODELS, registered
 from ..utils import check_module
 from .base import Norm, check_norm_cfg
@@ -21,6 +20,9 @@ _RMS_NORMS = ('torch.nn.modules.normalization.RMSNorm',
 _LAYER_NORMS = ('torch.nn.modules.normalization.LayerNorm', 'mmpretrain.models.backbones.hornet.HorNetLayerNorm')
 # The children of timm's norms with an activation, in the order in which they run.
 _FUSED = ('drop', 'act')
+NOT_SAVED = ('the model has norms of mmunorm, and from_pretrained would build LayerNorms with its weights. Use '
+             'torch.save(model.state_dict(), path); to load it, call mmunorm.replace_norms(model, norm_cfg) before '
+             'model.load_state_dict')
 
 
 def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None = None) -> nn.Module:
@@ -52,7 +54,7 @@ def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None 
     check_norm_cfg(norm_cfg)
     old = layer_norms(model)
     if not old:
-        raise ValueError(f'model: {type(model).__name__} {no_layer_norms(model)}')
+        raise ValueError(f'model: {type(model).__name__} has no LayerNorm or RMSNorm')
     if names is not None:
         if missing := [name for name in names if name not in old]:
             raise ValueError(f'names: {type(model).__name__} has no LayerNorm {missing[0]!r}')
@@ -66,16 +68,8 @@ def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None 
         return new[model]
     disable_fast_path(model, list(old))
     set_submodules(model, {name: new[norm] for name, norm in old.items()})
-    refuse_save_pretrained(model)
+    refuse_save_pretrained(model, lambda part: isinstance(part, Norm), NOT_SAVED)
     return model
-
-
-def refuse_save_pretrained(model: nn.Module) -> None:
-    """Makes `save_pretrained` of what holds norms of mmunorm, such as a model of transformers, an error."""
-    modules.refuse_save_pretrained(model, lambda part: isinstance(part, Norm), (
-        'the model has norms of mmunorm, and from_pretrained would build LayerNorms with its weights. Use '
-        'torch.save(model.state_dict(), path); to load it, call mmunorm.replace_norms(model, norm_cfg) before '
-        'model.load_state_dict'))
 
 
 def _share_parameters(old: nn.Module, new: nn.Module) -> None:
@@ -90,15 +84,6 @@ def layer_norms(model: nn.Module) -> dict[str, nn.Module]:
     """The LayerNorms and RMSNorms of a model, or of a class derived from them, by each of their full names."""
     return {name: norm for name, norm in model.named_modules(remove_duplicate=False)
             if is_any(norm, _LAYER_NORMS + _RMS_NORMS) and not getattr(norm, 'is_folded', False)}
-
-
-def no_layer_norms(model: nn.Module) -> str:
-    """Describes a model without LayerNorms for an error: the norms that it has, or that there is none."""
-    if kinds := Counter(type(norm).__name__ for norm in model.modules() if isinstance(norm, Norm)):
-        counts = ', '.join(f'{count} {kind}' for kind, count in kinds.items())
-        return f'has no LayerNorm or RMSNorm: its norms are {counts}'
-    is_folded = any(name.rpartition('.')[2] == 'folded' for name, _ in model.named_buffers())
-    return f'has no LayerNorm or RMSNorm{": its norms are folded" if is_folded else ""}'
 
 
 def is_rms(norm: nn.Module) -> bool:

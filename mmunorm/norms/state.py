@@ -1,15 +1,13 @@
 """The state of an offline norm: its buffers, its affine map at inference, and its warm-up."""
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from .averages import moving_average
-from .base import Norm, check_choice, check_count, check_eps
+from .base import Norm, check_choice, check_eps
 
 # A warm-up that no run finishes.
 _ENDLESS = 1 << 62
@@ -49,11 +47,9 @@ class OfflineState(Norm):
                  centered: bool | str = False, eta: float | None = None, activations: int = 0, gradients: int = 0,
                  has_psi: bool = False, counts_outliers: bool = False):
         super().__init__(num_features)
-        if not (_is_number(alpha) and 0 <= alpha < 1):
+        if not 0 <= alpha < 1:
             raise ValueError('alpha must be in [0, 1), the weight of the old value (0.9 keeps 90 % of it), '
                              f'got {alpha!r}')
-        if eta is not None and not _is_number(eta):
-            raise ValueError(f'eta must be its initial value, a number, or None to leave the term out, got {eta!r}')
         self.alpha = alpha
         self.warmup_iters = _check_warmup(warmup_iters)
         self.eps = check_eps(eps)
@@ -206,22 +202,10 @@ def _at_least_float32(values: Tensor) -> Tensor:
     return values.float() if values.is_floating_point() and torch.finfo(values.dtype).bits < 32 else values
 
 
-def _is_number(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _check_warmup(warmup_iters: int | float | None) -> int | float | None:
-    if warmup_iters is None or _is_number(warmup_iters) and (
-            0 < warmup_iters < 1 if isinstance(warmup_iters, float) else warmup_iters >= 0):
+    if warmup_iters is None or type(warmup_iters) is int and warmup_iters >= 0:
+        return warmup_iters
+    if isinstance(warmup_iters, float) and 0 < warmup_iters < 1:
         return warmup_iters
     raise ValueError('warmup_iters must be a number of steps, an int of at least 0, or a share of the run, a float '
                      f'between 0 and 1, got {warmup_iters!r}')
-
-
-def check_window(window: int | Sequence[int]) -> tuple[int, int]:
-    """Returns the steps that are averaged forward and backward; a ValueError if `window` is no int or pair."""
-    pair = (window, window) if isinstance(window, int) else window
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ValueError(f'window must be an int or a pair (forward, backward) of ints, got {window!r}')
-    forward, backward = (check_count('window', size, minimum=1) for size in pair)
-    return forward, backward

@@ -14,12 +14,12 @@ from torch.autograd.function import Function, once_differentiable
 from ..registry import MODELS
 from . import kernels
 from .averages import arithmetic_mean, finite_or, geometric_mean, is_outlier, moving_average, not_finite, push
-from .base import check_choice
+from .base import check_choice, check_count
 from .kernels.reference import num_tokens, statistics_dtype, variance_and_mean
 from .recompute import PendingSteps
-from .state import OfflineState, check_window
+from .state import OfflineState
 from .step import Step
-from .sync import Ranks, is_synchronized, merge_backward, merge_forward
+from .sync import merge_backward, merge_forward, num_processes
 
 
 class OfflineNorm(OfflineState):
@@ -32,13 +32,13 @@ class OfflineNorm(OfflineState):
     state. With activation checkpointing a recomputed forward pass is the SAME step (:mod:`.recompute`).
 
     Attributes:
-        ranks (Ranks, optional): the processes whose tokens count as one batch (:mod:`.sync`). The gradient statistics
-            are those of the mean of the processes' losses, which DistributedDataParallel minimizes.
+        synchronized (bool): whether the tokens of all processes count as one batch (:mod:`.sync`). The gradient
+            statistics are those of the mean of the processes' losses, which DistributedDataParallel minimizes.
         loss_scale (Tensor, optional): `()`, the factor of the loss in the backward pass. The state does not depend
             on it.
     """
 
-    ranks: Ranks | None = None
+    synchronized = False
     loss_scale: Tensor | None = None
     # Whether the averages are UN's own, which have a Triton kernel.
     uses_fused_update = False
@@ -46,6 +46,10 @@ class OfflineNorm(OfflineState):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._pending = PendingSteps()
+
+    @property
+    def _is_distributed(self) -> bool:
+        return self.synchronized and num_processes() > 1
 
     def average(self, s: Tensor, averaged: Tensor, tokens: int | Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Forward 2, 3 and 5: `var_hat` (Eq. 3), whether it is an average, and whether the step is an outlier.
@@ -64,7 +68,7 @@ class OfflineNorm(OfflineState):
 
     def _normalize_tokens(self, x: Tensor, valid: Tensor | None) -> Tensor:
         x = self.statistics_input(x)
-        if not self.training or (x.numel() == 0 and not is_synchronized(self.ranks)):
+        if not self.training or (x.numel() == 0 and not self._is_distributed):
             return affine(x, *self.scale_and_shift(statistics_dtype(x.dtype)))  # Eq. 1: scale * x + shift
         # The passes read it four times, and strided input is slower than one copy.
         x = x.contiguous()
@@ -87,7 +91,7 @@ class OfflineNorm(OfflineState):
             statistic = fused.second_moment_parts(x)
         else:
             measured = self._measure(x, valid)
-            statistics, tokens, share = merge_forward(self.ranks, measured, x, valid)
+            statistics, tokens, share = merge_forward(measured, x, valid, self._is_distributed)
             statistic, mean = self._center(statistics)
             fused = self._fused_update(self.activation_record, statistic)
         if fused:
@@ -135,7 +139,7 @@ class OfflineNorm(OfflineState):
 
     def _gradient_statistics(self, step: Step, g: Tensor, g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Backward 2 to 4: the `psi` to use (Eq. 9) and `g_mu`, from the statistics of this process."""
-        g, g_mean, scale = merge_backward(self.ranks, step.share, g, g_mean, self.loss_scale)
+        g, g_mean, scale = merge_backward(step.share, g, g_mean, self.loss_scale)
         if self.psi is None:
             return g, g_mean
         if fused := self._fused_update(self.gradient_record, g):
@@ -157,13 +161,13 @@ class OfflineNorm(OfflineState):
 
     def _fused_pass(self, valid: Tensor | None, *tokens: Tensor):
         """Triton's kernels, if nothing comes between a pass over these tokens and the averages."""
-        if (self.centered or valid is not None or not self.uses_fused_update or is_synchronized(self.ranks)
+        if (self.centered or valid is not None or not self.uses_fused_update or self._is_distributed
                 or not kernels.triton_passes(*tokens)):
             return None
         return kernels.fused_update(torch.float32, self.activation_record, self.gradient_record)
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (', synchronized' if self.ranks is not None else '')
+        return super().extra_repr() + (', synchronized' if self.synchronized else '')
 
 
 @MODELS.register_module()
@@ -176,7 +180,7 @@ class UN(OfflineNorm):
 
     Args:
         num_features (int): channels C of the `(..., C)` input.
-        window (int | tuple[int, int]): M, how many steps are averaged; a pair is (forward, backward). Defaults to 4.
+        window (int): M, how many steps are averaged. Defaults to 4.
         alpha (float): weight of the OLD value in `running_var` and `psi` (Eq. 12), in [0, 1); 1 minus
             what BatchNorm calls momentum. Defaults to 0.9.
         warmup_iters (int | float): training steps with exact statistics, or a share of the run, such as 0.1. An int
@@ -200,15 +204,15 @@ class UN(OfflineNorm):
         eps (float): added to the variance. Defaults to 1e-5.
     """
 
-    def __init__(self, num_features: int, window: int | tuple[int, int] = 4, alpha: float = 0.9,
+    def __init__(self, num_features: int, window: int = 4, alpha: float = 0.9,
                  warmup_iters: int | float = 4000, outlier_filter: bool = True, forward_average: str = 'gm',
                  backward_average: str = 'am', backward_momentum: bool = True, centered: bool | str = False,
                  eta: float | None = None, eps: float = 1e-5):
-        window = check_window(window)
+        check_count('window', window, minimum=1)
         super().__init__(
             num_features, alpha, warmup_iters, eps, centered, eta,
-            activations=window[0] if outlier_filter or forward_average == 'gm' else 0,
-            gradients=window[1] if backward_average == 'am' else 0,
+            activations=window if outlier_filter or forward_average == 'gm' else 0,
+            gradients=window if backward_average == 'am' else 0,
             has_psi=backward_average == 'am' or backward_momentum, counts_outliers=outlier_filter)
         self.window = window
         self.outlier_filter = outlier_filter
@@ -256,7 +260,7 @@ class SyncUN(UN):
     Every process has to run the same norms in the same order, forward and backward. Checkpoints
     are UN's. `convert_sync` and `revert_sync` do the same for a model of any offline norms.
     """
-    ranks = Ranks()
+    synchronized = True
 
 
 class _Normalize(Function):

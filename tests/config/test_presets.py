@@ -11,8 +11,8 @@ from mmunorm.utils import PreflightError
     ('BN', 'BN', dict(type='TokenBN')),
     ('PN*', 'PN*', dict(type='PN', layer_scale=False)),
     ('UN-nofilter', 'UN-nofilter', dict(type='UN', outlier_filter=False)),
-    ('big=UN,window=(2,8),alpha=0.5,forward_average=current', 'big',
-     dict(type='UN', window=(2, 8), alpha=0.5, forward_average='current'))])
+    ('big=UN,window=8,alpha=0.5,forward_average=current', 'big',
+     dict(type='UN', window=8, alpha=0.5, forward_average='current'))])
 def test_parse_preset(text, name, norm_cfg):
     assert parse_preset(text) == (name, norm_cfg)
 
@@ -112,7 +112,7 @@ def test_norms(scope):
         return Config(dict(default_scope=scope, model=dict(stages=[dict(block_norm_cfg=norm_cfg)])))
 
     for norm_cfg in (dict(type='LN'), dict(type='BN', requires_grad=True),
-                     dict(type='UN', window=(2, 3), requires_grad=True)):
+                     dict(type='UN', window=2, requires_grad=True)):
         check_norms(cfg(**norm_cfg))
     for norm_cfg, expected in ((dict(type='UNX'), "no norm 'UNX'; did you mean UN\\?.*UN, UN2d"),
                            (dict(type='UN', window=0), 'window must be .* got 0'),

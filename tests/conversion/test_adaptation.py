@@ -31,8 +31,8 @@ def images(number=24):
 
 
 @cache
-def _pair(make, seed):
-    torch.manual_seed(seed)
+def _pair(make):
+    torch.manual_seed(0)
     teacher = make().eval()
     for weight in teacher.parameters():
         weight.data += 0.1 * torch.randn_like(weight)
@@ -41,9 +41,9 @@ def _pair(make, seed):
     return model, teacher
 
 
-def pair(make=vit, seed=0):
+def pair(make=vit):
     """A converted model and its teacher, with random weights."""
-    return copy.deepcopy(_pair(make, seed))
+    return copy.deepcopy(_pair(make))
 
 
 FAST = dict(batch_size=8, lr=1e-3, block_lr=1e-3, tokens=16)
@@ -56,7 +56,7 @@ def test_each_phase_comes_nearer_to_the_teacher(make, capsys):
     model.norm.eval()
     before = copy.deepcopy(teacher.state_dict())
     report = adapt(model, teacher, images(), 30, block_steps=30, progress=True, **FAST)
-    assert 'end to end, step 20 of 30: loss 0.' in capsys.readouterr().out  # no terminal
+    assert 'end to end, step 20 of 30: loss 0.' in capsys.readouterr().out
     converted, blocks, whole = report.agreements.values()
     assert converted.tokens < min(blocks.tokens, whole.tokens)
     assert converted.pooled < blocks.pooled < whole.pooled
@@ -64,7 +64,6 @@ def test_each_phase_comes_nearer_to_the_teacher(make, capsys):
         losses = [check['loss'] for check in report.history if check['phase'] == phase]
         assert losses[-1] < losses[0]
     assert all(new < old for old, new in report.norms.values()) and len(report.norms) == len(layer_norms(teacher))
-    assert ('windows' in ''.join(report.notes)) == (make is swin)
     torch.testing.assert_close(teacher.state_dict(), before, rtol=0, atol=0)
     assert model.training and not model.norm.training and not teacher.training
     assert all(weight.grad is None for weight in model.parameters())
@@ -97,12 +96,9 @@ def test_a_step_sees_the_class_token_and_some_patch_tokens():
     assert sizes == {17, 65}  # of steps, and of what is measured
 
 
-def test_a_note_on_a_teacher_of_somewhat_other_weights_and_one_image():
-    model, teacher = pair()
-    model.blocks[0].attn.qkv.weight.data *= 1.3
-    report = adapt(model, teacher, images(1), 6, **FAST)
+def test_one_image():
+    report = adapt(*pair(), images(1), 6, **FAST)
     assert report.agreements['converted'].pooled is None and str(report)
-    assert report.notes == ("the model's weights, without norms, differ from the teacher's by 9% of their size", )
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -130,12 +126,6 @@ def test_all_kinds_of_images(kind):
     assert agreement(model, teacher, kinds_of_images()[kind]) == agreement(model, teacher, images())
 
 
-def test_useless_images_are_noted():
-    model, teacher = pair(Pooled)
-    report = adapt(model, teacher, torch.cat([images(14), images(2) * 0]), 1, block_steps=0, **FAST)
-    assert report.notes[-1] == 'suspicious images: 2 of 2 have one value everywhere'
-
-
 class Pooled(torch.nn.Module):
     """Takes images of any size."""
 
@@ -154,12 +144,6 @@ def test_agreement_is_that_of_an_output_that_has_tokens():
     convert_norms(model, given)
     both = torch.stack([net.eval()(given).flatten() for net in (model, teacher)])
     assert agreement(model, teacher, given).tokens == pytest.approx(both.corrcoef()[0, 1].item(), abs=1e-6)
-
-
-@pytest.mark.parametrize('given, message', [([], 'images: list; must be'), (iter([]), 'images: list_iterator; must')])
-def test_agreement_of_no_images_or_a_generator_is_an_error(given, message):
-    with pytest.raises(ConversionError, match=message):
-        agreement(*pair(Pooled), given)
 
 
 def test_agreement_keeps_the_mode_of_models():
@@ -284,7 +268,7 @@ def test_an_interrupted_run_leaves_the_model_as_it_was():
 
     def killed(batch, generator):
         calls.append(len(batch))
-        if len(calls) == 36:  # after the check of the first image, in step 35
+        if len(calls) == 35:  # in the second phase
             raise KeyboardInterrupt
         return adaptation.mirrored(batch, generator)
 
@@ -303,30 +287,22 @@ def broken(batch, index):
     (lambda a: a.update(steps=2.5), 'steps must be an int of at least 0, got 2.5'),
     (lambda a: a.update(block_steps=-1), 'block_steps must be an int of at least 0, got -1'),
     (lambda a: a.update(batch_size=0), 'batch_size must be an int of at least 1, got 0'),
-    (lambda a: a.update(lr=math.nan), 'lr must be a positive number, got nan'),
-    (lambda a: a.update(block_lr='1e-4'), "block_lr must be a positive number, got '1e-4'"),
     (lambda a: a.update(augment=lambda x, _: None), 'images after augment: NoneType; must be floating-point'),
-    (lambda a: a.update(augment=lambda x, _: x[..., :28]), 'after augment: VisionTransformer does not'),
     (lambda a: a.update(held_out=broken(images(8), 5)), 'held_out: the outputs of the models are not finite'),
     (lambda a: a['teacher'].load_state_dict(dict(a['teacher'].state_dict(), **{'pos_embed': a['model'].pos_embed}),
                                             assign=True), 'teacher: shares pos_embed with the model'),
     (lambda a: a.update(images=[]), 'images: list; must be .* with at least one image'),
     (lambda a: a.update(images=torch.utils.data.DataLoader([])), 'images: DataLoader; must be a tensor'),
     (lambda a: a.update(images=5), 'images: int; must be a tensor'),
-    (lambda a: a.update(teacher=pair(seed=1)[1]), "teacher: the model's weights, without norms, differ from the "
-     "teacher's by 1[34].% of their size; pass the model that it was converted from"),
-    (lambda a: a.update(images=['cat.jpg']), 'images: a batch is str; must be a tensor'),
-    (lambda a: a.update(images=torch.zeros(4, 32, 32)), r'must be'),
+    (lambda a: a.update(images=['cat.jpg']), 'images: list; must be .* with at least one image'),
+    (lambda a: a.update(images=torch.zeros(4, 32, 32)), r'held_out\[0\]: \(32, 32\); must be a tensor \(C, H, W\)'),
     (lambda a: a.update(images=images().byte()), 'torch.uint8; must be floating'),
-    (lambda a: a.update(images=torch.zeros(4, 3, 30, 32)), 'does not take'),
-    (lambda a: a.update(images=[torch.zeros(1, 3, 32, 32), torch.zeros(1, 1, 32, 32)] * 8), r'\(1, 32, 32\); must be'),
-    (lambda a: a.update(images=list(images())), r'images: a batch is \(3, 32, 32\); must be'),
+    (lambda a: a.update(images=list(images())), 'images: list; must be .* with at least one image'),
     (lambda a: a.update(images=images() * torch.nan), 'not finite'),
     (lambda a: a.update(teacher=swin()), 'has another architecture'),
     (lambda a: a.update(teacher=a['model']), 'has no LayerNorm'),
     (lambda a: a.update(model=copy.deepcopy(a['teacher'])), 'no norms to adapt; call convert_norms'),
     (lambda a: a['model'].half(), 'model: cls_token is torch.float16; train in float32'),
-    (lambda a: a['model'].requires_grad_(False), 'none of its weights'),
 ])
 def test_bad_input_is_one_line_and_changes_nothing(change, message):
     model, teacher = pair()

@@ -93,7 +93,7 @@ def test_errors_are_those_of_the_model_that_is_returned():
     norms = {name: copy.deepcopy(model.get_submodule(name)) for name in ('a.norm', 'b.norm')}
     for row in convert_norms(model.eval(), list(batches)).norms:
         true = true_error(model, model.get_submodule(row.norm), norms[row.norm], batches)
-        assert row.after == pytest.approx(true, rel=1e-6)
+        assert row.error == pytest.approx(true, rel=1e-6)
 
 
 @targets
@@ -119,7 +119,7 @@ def test_equal_deviations_are_converted_exactly():
     expected = model(x)
     row, = convert_norms(model, [x]).norms
     torch.testing.assert_close(model.eval()(x), expected, rtol=1e-5, atol=1e-5)
-    assert row.verdict == 'good' and row.cv < 1e-6 and row.after < 1e-9 and row.largest == pytest.approx(1)
+    assert row.verdict == 'good' and row.cv < 1e-6 and row.error < 1e-9
 
 
 def test_the_report():
@@ -131,17 +131,12 @@ def test_the_report():
     sigma = (x.double().var(1, correction=0) + 1e-5).sqrt()
     cv = (sigma.std(correction=0) / sigma.mean()).item()
     assert first.cv == pytest.approx(cv, rel=1e-6)
-    assert first.least_scalar == pytest.approx(cv**2 / (1 + cv**2), rel=1e-6)
-    assert first.largest == pytest.approx((sigma.max() / sigma.mean()).item(), rel=1e-6)
-    # No norm is before the first. After it, a map fitted to the present inputs is never worse.
-    assert first.least_affine == pytest.approx(first.before, rel=1e-6) and first.before > 0
-    assert first.after == pytest.approx(first.before, rel=1e-6)
-    assert 0 < second.after < second.before
+    assert first.error == pytest.approx(first.least, rel=1e-6) and first.error > 0  # no norm is before it
     y = ln[2](model.eval()[:2](x)).double()
     a, b = model[2].affine()
     left = (y - a * model[:2](x) - b).square().sum() / (y - ln[2].bias).square().sum()
-    assert second.after == pytest.approx(left.item(), rel=1e-4)
-    assert kept.verdict == 'kept: requested' and kept.after is None and kept.cv > 0
+    assert second.error == pytest.approx(left.item(), rel=1e-4)
+    assert kept.verdict == 'kept: requested' and kept.error is None and kept.cv > 0
     assert type(model[4]) is nn.LayerNorm
 
     text, markdown = str(report), report.markdown()
@@ -150,11 +145,11 @@ def test_the_report():
     assert f'| `2` | {second.cv:.3f} |' in markdown and '||' not in markdown
 
 
-@pytest.mark.parametrize('least, after, verdict', [
+@pytest.mark.parametrize('least, error, verdict', [
     (0.009, 0.01, 'good'), (0.01, 0.03, 'fair: train'), (0.04, 0.2, 'loses by those before it: train'),
     (0.06, 0.06, 'loses much by itself: train, or keep it')])
-def test_verdicts(least, after, verdict):
-    assert ConvertedNorm('norm', least_affine=least, after=after).verdict == verdict
+def test_verdicts(least, error, verdict):
+    assert ConvertedNorm('norm', least=least, error=error).verdict == verdict
 
 
 def test_a_norm_that_runs_twice_is_fitted_over_both_runs():
@@ -188,17 +183,6 @@ ChannelsFirst = layer_norm_class('ChannelsFirst', lambda self, x: ln(self, x.mov
 Conditional = layer_norm_class('Conditional', lambda self, x, residual=None, gain=1: (
     gain * ln(self, x if residual is None else x + residual)))
 Halved = layer_norm_class('Halved', lambda self, x: ln(self, x)[..., ::2])
-
-
-class ScaleNorm(nn.Module):
-    """A norm that is not known."""
-
-    def __init__(self, channels):
-        super().__init__()
-        self.g = nn.Parameter(torch.ones(channels))
-
-    def forward(self, x):
-        return self.g * x / x.norm(dim=-1, keepdim=True)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
@@ -241,16 +225,6 @@ def test_norms_with_other_calls_or_formulas_are_kept(norm, x, call, reason):
     assert [(row.norm, row.kept) for row in report.norms] == [('norm', reason), ('last', '')]
     assert changed.norm is norm and type(changed.last) is UN and report.norms[0].cv is None
     assert convert_norms(model(), [x], keep=['norm']).norms[0].kept == 'requested'
-
-
-def test_norms_that_are_not_known_are_mentioned():
-    model = nn.Sequential(layer_norm(6), ScaleNorm(6), nn.BatchNorm1d(6), nn.Identity(), nn.GroupNorm(2, 6),
-                          nn.ModuleDict(dict(normal=nn.Linear(6, 6)))['normal'], nn.Linear(6, 6))
-    report = convert_norms(model, [tokens(9, 6)])
-    assert report.others == ('1 (ScaleNorm)', '4 (GroupNorm)')
-    line = '1 of 1 LayerNorm converted, statistics of 9 samples, 2 other norms kept, such as 1 (ScaleNorm)'
-    assert str(report).startswith(f'{line}\n') and report.markdown().startswith(f'{line}.\n')
-    assert convert_norms(chain(), [tokens(9, 6)]).others == ()
 
 
 def test_a_norm_that_runs_no_more_after_the_others():
@@ -308,8 +282,8 @@ def test_in_half_precision_the_error_is_that_of_the_stored_norm(dtype):
     row, = convert_norms(model, [x]).norms
     expected = ln(x.double())
     error = (model[0].eval().double()(x.double()) - expected).square().sum() / (expected - ln.bias).square().sum()
-    assert row.after == pytest.approx(error.item(), rel=1e-3)
-    assert row.after != pytest.approx(row.least_affine, rel=1e-2)
+    assert row.error == pytest.approx(error.item(), rel=1e-3)
+    assert row.error != pytest.approx(row.least, rel=1e-2)
 
 
 @needs_float16_layer_norm
@@ -345,13 +319,6 @@ def test_kinds_of_batches():
         assert all(torch.equal(value, states[0][name]) for name, value in state.items())
 
 
-@pytest.mark.parametrize('batches, match', [
-    (torch.rand(3, 32, 32), r'does not take a tensor of \(3, 32, 32\); .* batches of \(N, C, H, W\)'),
-    (torch.rand(2, 3, 32, 32).numpy(), 'must be a tensor or a Mapping, got ndarray')])
-def test_images_that_are_no_batches(batches, match):
-    refused(match, timm_model('vit_tiny_patch16_224', None, depth=1), batches)
-
-
 def test_of_a_loader_512_samples_are_read():
     loader = DataLoader(TensorDataset(torch.rand(1024, 8, 6), torch.zeros(1024)), 128, shuffle=True)
     assert convert_norms(chain(norms=1), loader).samples == 512
@@ -359,11 +326,9 @@ def test_of_a_loader_512_samples_are_read():
 
 @pytest.mark.parametrize('given, note', [
     (torch.randn(8, 3, 32, 32), ''), (torch.rand(8, 3, 32, 32), ''),
-    (torch.zeros(9, 3, 32, 32), '9 of 9 have one value everywhere; only 1 different, where a few hundred are usual'),
     (torch.randint(256, (8, 3, 32, 32)).float(), 'values up to 255: normalize images as in the training of the model'),
-    (torch.randn(1, 3, 32, 32), 'only 1 different, where a few hundred are usual'),
-    (torch.randn(1, 3, 32, 32).repeat(4, 1, 1, 1), 'only 1 different, where a few hundred are usual'),
-    (torch.randn(9, 3, 32, 32).repeat(3, 1, 1, 1), 'only 9 of 27 different')])
+    (torch.randn(1, 3, 32, 32), 'only 1 of 1 different, where a few hundred are usual'),
+    (torch.randn(9, 3, 32, 32).repeat(3, 1, 1, 1), 'only 9 of 27 different, where a few hundred are usual')])
 def test_useless_images_are_named(given, note):
     report = convert_norms(nn.Sequential(nn.Conv2d(3, 6, 4, 4), LayerNorm2d(6)), given)
     notes = [f'suspicious images: {note}'] if note else []
@@ -378,31 +343,7 @@ def test_the_images_of_openmmlab_are_before_their_normalization():
     batch = dict(inputs=[torch.randint(256, (3, 32, 32), dtype=torch.uint8)] * 2,
                  data_samples=inputs(model, 32, 32)['data_samples'])
     assert convert_norms(model, [batch]).notes == (
-        'suspicious images: only 1 different, where a few hundred are usual', )
-
-
-@pytest.mark.parametrize('read, function', [
-    (lambda norm, x: nn.functional.layer_norm(3 * x, (6, ), norm.weight, norm.bias, norm.eps), 'layer_norm'),
-    (lambda norm, x: x * (1 + norm.weight), 'add'),
-    (lambda norm, x: x.to(norm.weight.dtype).to(norm.weight).type_as(norm.bias) + norm.weight.new_zeros(6), '')])
-def test_a_norm_whose_weight_is_read_elsewhere_stays(read, function):
-    model = Block(lambda self, x: self.last(self.norm(x) + read(self.norm, x)),
-                  dict(norm=layer_norm(6), last=layer_norm(6)))
-    norm, x = model.norm, tokens(5, 7, 6)
-    first, last = convert_norms(model, [x]).norms
-    assert first.kept == (f'has a weight or bias that {function} reads outside of it' if function else '')
-    assert (model.norm is norm) == bool(function) and type(model.last) is UN and not last.kept
-
-
-def test_converted_or_folded_models_are_refused():
-    model, x = nn.Sequential(*chain(), nn.Linear(6, 6)), tokens(20, 6)
-    convert_norms(model, [x])
-    refused('Sequential has no LayerNorm or RMSNorm: its norms are 3 UN$', model, [x])
-    fuse_norms(model.eval(), strict=True, example=x)
-    with pytest.raises(ConversionError, match='has no LayerNorm or RMSNorm: its norms are folded$'):
-        convert_norms(model, [x])
-    with pytest.raises(ValueError, match='has no LayerNorm or RMSNorm: its norms are folded$'):
-        replace_norms(model, dict(type='UN'))
+        'suspicious images: only 1 of 2 different, where a few hundred are usual', )
 
 
 def refused(match, model, batches, norm_cfg=None, **kwargs):
@@ -418,7 +359,6 @@ def refused(match, model, batches, norm_cfg=None, **kwargs):
 
 @pytest.mark.parametrize('match, make, norm_cfg, keep', [
     ('Linear has no LayerNorm or RMSNorm$', lambda: nn.Linear(6, 6), 'UN', ()),
-    (r'Sequential has no LayerNorm or RMSNorm; 0 \(ScaleNorm\) is none', lambda: nn.Sequential(ScaleNorm(6)), 'UN', ()),
     ('is itself a LayerNorm', lambda: nn.LayerNorm(6), 'UN', ()),
     ("no LayerNorm has the name 'norm' or .* names are such as '0'$", chain, 'UN', ['norm']),
     ('keeps all LayerNorms', lambda: nn.Sequential(chain()), 'UN', ['0']),
@@ -436,6 +376,7 @@ def test_errors(match, make, norm_cfg, keep):
 
 @pytest.mark.parametrize('match, batches', [
     ('batches: there is none', []),
+    ('batches: a batch must be a tensor or a Mapping, got ndarray', tokens(2, 3, 6).numpy()),
     ('input of 0 is not finite in the model as it is', [tokens(3, 6), tokens(3, 6) * torch.nan]),
     ('input of 0 is not finite in the model as it is', [tokens(3, 6), tokens(3, 6) / 0])])
 def test_batches_that_are_refused(match, batches):
@@ -526,7 +467,7 @@ def test_other_kinds_of_norms(name, rms):
     torch.testing.assert_close(new.affine()[0], a, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(new.affine()[1], b, rtol=1e-4, atol=1e-5)
     error = (gamma * u + beta - a * flat - b).square().sum() / (gamma * u).square().sum()
-    assert report.norms[0].after == pytest.approx(error.item(), rel=1e-3)
+    assert report.norms[0].error == pytest.approx(error.item(), rel=1e-3)
     assert all(module.training for module in model.modules())
 
 

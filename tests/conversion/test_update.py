@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from mmunorm import UN2d, update_norms
-from mmunorm.conversion import ConversionError, update
+from mmunorm import update_norms
+from mmunorm.conversion import ConversionError
 
 from ..norms.cases import build, every_offline_norm
 from .models import assert_same, tokens
@@ -82,16 +82,6 @@ def test_norms_that_do_not_run_and_padding():
     update_norms(net, x)
     torch.testing.assert_close(net.norm.running_var, x[::2].square().mean(0))
     assert (net.idle.running_var == 1).all()
-
-
-@pytest.mark.parametrize('given, message', [
-    (torch.randn(9, 3, 4, 4), []),
-    (torch.randn(1, 3, 4, 4).expand(9, -1, -1, -1), ['only 1 different, where a few hundred are usual'])])
-def test_useless_images_are_named(given, message, monkeypatch):
-    lines = []
-    monkeypatch.setattr(update, 'print_log', lambda line, logger: lines.append(line))
-    update_norms(nn.Sequential(nn.Conv2d(3, 6, 1), UN2d(6)), given)
-    assert lines == [f'suspicious images: {line}' for line in message]
 
 
 @pytest.mark.parametrize('model, batches, words', [

@@ -7,11 +7,10 @@ import numpy as np
 
 class ReferenceUN:
 
-    def __init__(self, gamma, beta, window=(4, 4), alpha=0.9, warmup_iters=4000, outlier_filter=True,
+    def __init__(self, gamma, beta, window=4, alpha=0.9, warmup_iters=4000, outlier_filter=True,
                  eps=1e-5, forward_average='gm', backward_average='am',
                  backward_momentum=True, centered=False, eta=None, running_mean=0.):
-        self.m_forward, self.m_backward = window
-        self.alpha, self.warmup_iters, self.eps = alpha, warmup_iters, eps
+        self.window, self.alpha, self.warmup_iters, self.eps = window, alpha, warmup_iters, eps
         self.outlier_filter = outlier_filter
         self.forward_average, self.backward_average = forward_average, backward_average
         self.backward_momentum = backward_momentum
@@ -29,17 +28,17 @@ class ReferenceUN:
         mean = kept.mean(0) if self.centered is True else self.running_mean  # 0, or frozen
         self.running_mean = self.alpha * self.running_mean + (1 - self.alpha) * mean
         s = np.array([np.mean((kept[:, c] - mean[c]) ** 2) for c in range(x.shape[1])])
-        self.warm = self.t <= self.warmup_iters or len(self.activations) < max(self.m_forward, self.m_backward)
+        self.warm = self.t <= self.warmup_iters or len(self.activations) < self.window
         self.outlier = False
         if self.warm:
             var_hat = s
         else:
-            before = np.array(self.activations[-self.m_forward:])
-            omega = np.array(self.activations[-self.m_forward:] + [s])[-self.m_forward:]
-            am, gm = omega.mean(0), np.prod(omega, axis=0) ** (1 / self.m_forward)
+            before = np.array(self.activations[-self.window:])
+            omega = np.array(self.activations[-self.window:] + [s])[-self.window:]
+            am, gm = omega.mean(0), np.prod(omega, axis=0) ** (1 / self.window)
             roots = np.sqrt(before)
             if self.outlier_filter:
-                self.outlier = bool(np.any(am - gm > self.m_forward * roots.var(ddof=1))) and self.m_forward > 1
+                self.outlier = bool(np.any(am - gm > self.window * roots.var(ddof=1))) and self.window > 1
             ema = self.alpha * self.running_var + (1 - self.alpha) * s
             var_hat = s if self.outlier else dict(gm=gm, ema=ema, current=s)[self.forward_average]
         self.activations.append(self.running_var if self.outlier else s)
@@ -65,7 +64,7 @@ class ReferenceUN:
             self.gradients.append(g)
             mean = g
             if self.backward_average == 'am':
-                mean = np.mean(self.gradients[-self.m_backward:], axis=0)
+                mean = np.mean(self.gradients[-self.window:], axis=0)
             used = self.psi = self._momentum(mean)
         g_mean = np.mean(dz[kept], axis=0) if self.centered is True else 0
         dx = (dz - kept[:, None] * (g_mean + self.z * used)) / self.sigma
@@ -79,8 +78,8 @@ class ReferenceUN:
         state = dict(running_var=self.running_var, num_batches_tracked=self.t)
         if self.backward_average == 'am' or self.backward_momentum:
             state['psi'] = self.psi
-        if self.backward_average == 'am' and len(self.gradients) >= self.m_backward:
-            state['gradient_record'] = self.gradients[-self.m_backward:]
+        if self.backward_average == 'am' and len(self.gradients) >= self.window:
+            state['gradient_record'] = self.gradients[-self.window:]
         if self.outlier_filter:
             state['num_outliers'] = self.num_outliers
         return dict(state, running_mean=self.running_mean) if self.centered else state

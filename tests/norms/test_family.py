@@ -225,10 +225,9 @@ def test_no_host_synchronisation(name, masked):
             norm.train()  # as mmengine's loops do
             x = torch.randn(2, 5, 6, requires_grad=True)
             norm(x, mask).square().sum().backward()
-        y = sum(checkpoint(norm, v, mask, use_reentrant=False) for v in (x, x * 2))
-        y.sum().backward()
+        checkpoint(norm, x, mask, use_reentrant=False).sum().backward()
     if name in OFFLINE:
-        assert norm.num_batches_tracked == 18
+        assert norm.num_batches_tracked == 17
 
 
 @pytest.mark.slow
@@ -254,13 +253,10 @@ def test_built_from_every_scope_and_by_both_builders(name):
     for scope in ('mmdet', 'mmpretrain', 'mmengine'):
         with MODELS.switch_scope_and_registry(scope) as registry:
             assert type(registry.build(dict(cfg, num_features=4))).__name__ == norm_type
-    if norm_type == 'UN':  # a config's pair is a list
-        cfg['window'] = [2, 3]
     key, norm = build_mmcv(dict(cfg, requires_grad=False), 8, postfix=1)
     assert key == 'ln1' and not any(p.requires_grad for p in norm.parameters())
     norm = build_mmpretrain(dict(cfg, eps=1e-6), 8)
     assert isinstance(norm, Norm) and getattr(norm, 'eps', 1e-6) == 1e-6
-    assert norm_type != 'UN' or norm.window == (2, 3)
 
 
 @pytest.mark.parametrize('cls,kwargs,words', [
@@ -271,12 +267,11 @@ def test_built_from_every_scope_and_by_both_builders(name):
     *((UN, dict(num_features=8, warmup_iters=value), ('warmup_iters', 'share', str(value)))
       for value in (-1, 1., True)),
     *((UN, dict(num_features=8, window=value), ('window', text))
-      for value, text in ((0, '0'), (True, 'True'), ((1, 2, 3), r'\(1, 2, 3\)'), ('4', "'4'"), ((4, 0), '0'))),
+      for value, text in ((0, '0'), (True, 'True'), ((2, 3), r'\(2, 3\)'), ('4', "'4'"))),
     (DyT, dict(num_features=8, init_alpha=0), ('init_alpha', '0')),
     (UN, dict(num_features=8, forward_average='mean'),
      ('forward_average', "'gm', 'current'", "'mean'")),
     (UN, dict(num_features=8, backward_average='gm'), ('backward_average', "'am', 'current'", "'gm'")),
-    (UN, dict(num_features=8, eta=True), ('eta must be its initial value, a number', 'True')),
 ])
 def test_bad_arguments(cls, kwargs, words):
     with pytest.raises(ValueError, match='.*'.join(words)):

@@ -4,14 +4,13 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from mmunorm.backbones import UNSwinTransformer
 from mmunorm.norms import UN, convert_sync
 
 from .. import processes
-from ..versions import needs_cpu_stream, needs_fully_shard
+from ..versions import needs_fully_shard
 from .cases import (
     NORMS,
     OFFLINE,
@@ -174,23 +173,6 @@ def test_fully_sharded():
     torch.testing.assert_close(a['plain'], dict(a['ddp']), rtol=1e-7, atol=1e-9)
     assert not torch.equal(a['ddp']['stages.0.blocks.0.norm1.running_var'],
                            b['ddp']['stages.0.blocks.0.norm1.running_var'])
-
-
-def train_flat(rank):
-    model = FullyShardedDataParallel(make_swin('SyncUN').double(), device_id=torch.device('cpu'), use_orig_params=True)
-    train_swin(model, rank, 2)
-    with FullyShardedDataParallel.summon_full_params(model):
-        return {key: value.clone() for key, value in model.module.state_dict().items()}
-
-
-@needs_cpu_stream
-@pytest.mark.slow
-def test_sharded_as_flat_parameters():
-    """The same with FSDP1."""
-    whole = make_swin().double()
-    train_swin(whole, 0, 1)
-    for state in processes.run(train_flat):
-        torch.testing.assert_close(state, dict(whole.state_dict()), rtol=1e-7, atol=1e-9)
 
 
 def accumulate(rank):
