@@ -16,7 +16,7 @@ from ..norms.layers import channel_axis, input_of, is_channels_first
 from ..norms.replace import NOT_SAVED, build_like, check_replaceable, eps_of, is_rms, layer_norms, with_fused_parts
 from ..registry import MODELS
 from ..utils import check_module
-from .calls import hooked
+from .calls import ExternalReaders, hooked
 from .images import all_batches, image_warnings, num_samples
 from .report import ConversionError, ConversionReport, ConvertedNorm
 from .statistics import (
@@ -70,7 +70,8 @@ def convert_norms(model: nn.Module,
     Returns:
         ConversionReport: the error of each norm, and what is suspicious about the images. A LayerNorm is kept, with a
             reason in the report, if it did not run, if it is a subclass with another formula (other than 1 + gamma for
-            gamma), or if it is called with arguments other than its input and a pad mask.
+            gamma), if it is called with arguments other than its input and a pad mask, or if its weight or bias is read
+            outside of its calls.
 
     Raises:
         TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has a misspelt argument.
@@ -231,8 +232,11 @@ def _inspect(model: nn.Module, batches: list, names: Mapping[str, nn.Module], ke
     stats: dict[nn.Module, InputStats] = {}
     for name, norm in names.items():
         stats.setdefault(norm, InputStats(norm, name))
-    stats = _measure(model, batches, stats, bar)
-    for measured in stats.values():
+    with ExternalReaders(stats) as readers:
+        stats = _measure(model, batches, stats, bar)
+    for norm, measured in stats.items():
+        if not measured.obstacle and norm in readers.found:
+            measured.obstacle = f'has a weight or bias that {readers.found[norm]} reads outside of it'
         if not measured.tokens and not measured.obstacle:
             measured.obstacle = 'did not run on these samples'
     wanted = [measured for norm, measured in stats.items() if norm not in kept]

@@ -346,6 +346,19 @@ def test_the_images_of_openmmlab_are_before_their_normalization():
         'suspicious images: only 1 of 2 different, where a few hundred are usual', )
 
 
+@pytest.mark.parametrize('read, function', [
+    (lambda norm, x: nn.functional.layer_norm(3 * x, (6, ), norm.weight, norm.bias, norm.eps), 'layer_norm'),
+    (lambda norm, x: x * (1 + norm.weight), 'add'),
+    (lambda norm, x: x.to(norm.weight.dtype).to(norm.weight).type_as(norm.bias) + norm.weight.new_zeros(6), '')])
+def test_a_norm_whose_weight_is_read_elsewhere_stays(read, function):
+    model = Block(lambda self, x: self.last(self.norm(x) + read(self.norm, x)),
+                  dict(norm=layer_norm(6), last=layer_norm(6)))
+    norm, x = model.norm, tokens(5, 7, 6)
+    first, last = convert_norms(model, [x]).norms
+    assert first.kept == (f'has a weight or bias that {function} reads outside of it' if function else '')
+    assert (model.norm is norm) == bool(function) and type(model.last) is UN and not last.kept
+
+
 def refused(match, model, batches, norm_cfg=None, **kwargs):
     before, state = dict(model.named_modules()), copy.deepcopy(model.state_dict())
     with pytest.raises(ConversionError, match=match):

@@ -7,7 +7,7 @@ from mmengine.optim import build_optim_wrapper
 from torch import nn
 
 import mmunorm  # noqa: F401
-from mmunorm.norms import MABN, UN, DyT
+from mmunorm.norms import MABN, UN, DyT, NoNorm
 
 
 class Block(nn.Module):
@@ -50,7 +50,7 @@ def test_un_gets_what_layer_norm_gets(paramwise_cfg):
         assert expected['fc.weight'] == (0.1, 0.05)
 
 
-@pytest.mark.parametrize('norm', [MABN, DyT])
+@pytest.mark.parametrize('norm', [MABN, DyT, lambda c: NoNorm(c, affine=True)])
 def test_no_parameter_of_any_norm_decays(norm):
     settings = settings_by_name(Block(norm), dict(norm_decay_mult=0., bias_lr_mult=2.))
     for name, setting in settings.items():

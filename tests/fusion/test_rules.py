@@ -102,7 +102,7 @@ def test_distilled_deit(head, where):
 @pytest.mark.parametrize('norm_cfg', [
     dict(type='UN', centered=True, eta=0.0), dict(type='UN', centered='frozen'), dict(type='TokenBN'),
     dict(type='MABN'), dict(type='PN', layer_scale=False), dict(type='RepBN'),
-    dict(type='NoNorm')], ids=str)
+    dict(type='NoNorm'), dict(type='NoNorm', affine=True)], ids=str)
 def test_every_offline_norm_folds(norm_cfg):
     assert not models.assert_folds(vit(norm_cfg=norm_cfg), EVEN).kept
 

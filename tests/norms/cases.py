@@ -61,7 +61,8 @@ NORMS = {
     'RMSN': Case(RMSN, formula(ref.rmsn), {'weight'}),
     'DyT': Case(DyT, formula(ref.dyt), AFFINE | {'alpha'}),
     'Derf': Case(Derf, formula(ref.derf), AFFINE | {'alpha', 'shift'}),
-    'NoNorm': Case(NoNorm, formula(lambda x: 1 * x), set()),
+    'NoNorm': Case(NoNorm, formula(ref.affine), set()),
+    'NoNorm affine': Case(lambda c: NoNorm(c, affine=True), formula(ref.affine), AFFINE),
 }
 OFFLINE = [name for name, case in NORMS.items() if isinstance(case.build(1), OfflineNorm)]
 

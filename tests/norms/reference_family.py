@@ -121,3 +121,8 @@ def dyt(x, weight, bias, alpha):
 def derf(x, weight, bias, alpha, shift):
     """Chen et al., arXiv 2512.10938."""
     return weight * torch.erf(alpha * x + shift) + bias
+
+
+def affine(x, weight=1, bias=0):
+    """A scale and a shift, without normalization."""
+    return weight * x + bias

@@ -40,7 +40,7 @@ from mmunorm.norms import Norm
 def build() -> list[Norm]:
     return [UN(8, window=4, alpha=0.9, warmup_iters=0.1, outlier_filter=False), SyncUN(8), UN2d(8, window=8),
             MABN(8, window=16), PN(8, layer_scale=False), TokenBN(8), RepBN(8), RMSN(8),
-            DyT(8, init_alpha=0.5), Derf(8), NoNorm(8)]
+            DyT(8, init_alpha=0.5), Derf(8), NoNorm(8, affine=True)]
 
 
 def fold(norm: UN, x: Tensor, pad_mask: Tensor | None = None) -> Tensor:
