@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from ..compat import add_safe_globals, forget_compiled_code
-from ..fusion.examples import with_plain_weights
 from ..fusion.folds import StreamBasis, join
 from ..fusion.layers import NOT_SAVED, Folded, FoldedAway, built
 from ..fusion.padding import Fill
@@ -50,7 +49,6 @@ def without_norms(model: nn.Module, norms: Mapping[str, Mapping], made: Mapping[
         ValueError: the model lacks such norms, or such tensors cannot be added.
     """
     plan = FoldPlan(model)
-    with_plain_weights(model)
     new = [name for name in made if not name.endswith(_PADDING)]
     for name, note in norms.items():
         module = plan.modules.get(name)
@@ -88,7 +86,7 @@ def folding_of(source: nn.Module | dict) -> dict:
         return {}
     added = [name for part in modules.values() if isinstance(part, Folded) for name in part.added]
     added += [name for name in state_dict if name.endswith(_PADDING)]
-    notes = {name: modules[name].note() if isinstance(modules[name], Folded) else dict(kind='identity')
+    notes = {name: modules[name].note if isinstance(modules[name], Folded) else dict(kind='identity')
              for name in folded}
     return dict(norms=notes, made={name: state_dict[name].numel() for name in dict.fromkeys(added)},
                 scopes=scopes_of(source), layers=held_norms(source))

@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from ..registry import is_missing
-from .examples import is_removable
 from .folds import Fold, JointFold, Site
 from .norms import Affine, statistic_of
 from .obstacles import Obstacle
@@ -87,7 +86,7 @@ def layer_obstacle(name: str, plan: FoldPlan) -> Obstacle | None:
     layer = plan.modules[name]
     if not is_layer(layer):
         return Obstacle('no layer', type(layer).__name__, owner=name)
-    if parametrize.is_parametrized(layer) and not is_removable(layer):
+    if parametrize.is_parametrized(layer):
         return Obstacle('parametrized', owner=name)
     obstacle = call_obstacle(layer) or held_elsewhere(name, plan)
     return obstacle and replace(obstacle, owner=name)

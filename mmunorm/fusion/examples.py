@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-from ..modules import map_tensors
+from ..modules import map_tensors, tensors_in
 from .rules import Example
 
 
@@ -95,7 +94,8 @@ def _other_sizes(example) -> Iterator[Tensor]:
 def copy_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
     """A copy of a model in eval mode, of `dtype` or its own. Raises a RuntimeError if it cannot be copied."""
     # Computed tensors, such as a pruned weight, are copied without their graph.
-    memo = {id(tensor): tensor.detach().clone() for module in model.modules() for tensor in _computed(vars(module))}
+    values = (value for module in model.modules() for name, value in vars(module).items() if name != '_modules')
+    memo = {id(tensor): tensor.detach().clone() for tensor in tensors_in([*values], 3) if not tensor.is_leaf}
     try:
         twin = copy.deepcopy(model, memo)
     except Exception as error:
@@ -103,42 +103,4 @@ def copy_of(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
                            f'{type(error).__name__}: {error}') from error
     # A copy of a torch.fx module is in training mode.
     twin.eval()  # mmpretrain's backbones return None
-    return with_plain_weights(twin if dtype is None else twin.to(dtype))
-
-
-def _computed(value, depth: int = 3) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if not value.is_leaf:
-            yield value
-    elif depth and isinstance(value, (dict, list, tuple)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _computed(item, depth - 1)
-
-
-def is_removable(layer: nn.Module) -> bool:
-    """Whether a layer's only parametrizations are factors of its weight, which can be merged into the weight."""
-    return parametrize.is_parametrized(layer) and list(layer.parametrizations) == ['weight'] and all(
-        getattr(part, 'is_factor', False) for part in layer.parametrizations.weight)
-
-
-def with_plain_weights(model: nn.Module) -> nn.Module:
-    """Replaces layers whose weights have such factors by plain ones with their products; returns the model."""
-    layers = {name: layer for name, layer in model.named_modules(remove_duplicate=False)
-              if name and is_removable(layer)}
-    plain = {layer: _plain(layer) for layer in layers.values()}
-    for name, layer in layers.items():
-        owner, _, child = name.rpartition('.')
-        setattr(model.get_submodule(owner), child, plain[layer])
-    return model
-
-
-def _plain(layer: nn.Module) -> nn.Module:
-    """A layer without its parametrizations; torch would take them from the class of its copies, too."""
-    cls = type(layer).__bases__[0]
-    plain, weight = cls.__new__(cls), layer.weight.detach().clone()
-    vars(plain).update(vars(layer))
-    vars(plain).update(
-        _modules={name: part for name, part in layer._modules.items() if name != 'parametrizations'},
-        _parameters=dict(weight=nn.Parameter(weight, layer.parametrizations.weight.original.requires_grad),
-                         **layer._parameters))
-    return plain
+    return twin if dtype is None else twin.to(dtype)

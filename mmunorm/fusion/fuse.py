@@ -31,7 +31,6 @@ from .verify import check_rounding, verify
 
 _MOST_IMAGES = 512  # of calibration
 _LARGEST_MODEL = 10**9  # parameters; a larger one is not copied in float64
-ROTATIONS = ('hadamard', )
 
 
 class NotFoldedError(ValueError):
@@ -48,8 +47,8 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
 
     The model is run on an example to find the consumers of each norm, and what writes and reads each residual stream.
     Before the model is changed, a folded copy is verified to compute the same outputs. Norms that cannot be folded
-    exactly are kept. Folding a folded model changes nothing. Weights that are parametrized by a factor become plain
-    weights. Layers get new tensors: who holds the old ones, such as an optimizer or a state_dict, keeps them.
+    exactly are kept. Folding a folded model changes nothing. Layers get new tensors: who holds the old
+    ones, such as an optimizer or a state_dict, keeps them.
 
     For INT8, `rotate` and `calibration` rewrite a model without one operator more: a rotation of the residual streams
     and of attention's heads spreads large channels over all, and keys and values minus a constant need less of a range.
@@ -88,7 +87,7 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
     """
     check_module(model)
     check_choice('layer_norms', layer_norms, ('exact', 'keep'))
-    check_choice('rotate', rotate, (None, *ROTATIONS))
+    check_choice('rotate', rotate, (None, 'hadamard'))
     if rotate and layer_norms != 'exact':
         raise ValueError(f'rotate={rotate!r} needs layer_norms="exact", got {layer_norms!r}')
     for name, module in model.named_modules():
@@ -101,16 +100,15 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
         plan = FoldPlan(model, layer_norms)
         seen, runs, dtype = _find(plan, plan.example if example is None else example, rotate)
         check(plan)
-        online = {name for name, norm in plan.norms.items() if statistic_of(norm)}
         if strict:
-            _refuse_kept(plan, online)
+            _refuse_kept(plan)
         if seen is not None:
             means = {} if calibration is None else _means(plan, calibration)
             _find_rewritings(plan, seen, dtype, rotate, means)
         difference = verify(plan, runs, dtype) if runs else None
         rounding = check_rounding(plan, runs)
         if strict:
-            _refuse_kept(plan, online)  # the verification keeps norms, too
+            _refuse_kept(plan)  # the verification keeps norms, too
         unseen = _unseen(plan, seen) if seen is not None else ()
         for name, new in apply(plan, plan.model).items():
             if new.left is not None:
@@ -149,9 +147,9 @@ def _find(plan: FoldPlan, example, rotate: str | None) -> tuple[Trace | None, li
     return None, [], None
 
 
-def _refuse_kept(plan: FoldPlan, online: set[str]) -> None:
+def _refuse_kept(plan: FoldPlan) -> None:
     kept = [(fold.norm, fold.kind, fold.where if fold.obstacle else str(Obstacle('strict', fold.kind)))
-            for fold in plan.folds.values() if fold.obstacle or fold.norm in online]
+            for fold in plan.folds.values() if fold.obstacle or statistic_of(plan.norms[fold.norm])]
     if kept:
         listed = '\n'.join(f'  {norm} ({kind}): {why}' for norm, kind, why in by_reason(kept))
         raise NotFoldedError(f'strict=True, and {plural(len(kept), "norm")} cannot be folded:\n{listed}')

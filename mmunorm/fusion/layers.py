@@ -45,6 +45,7 @@ class Folded(nn.Module):
     is_folded = True
     channels_first = False  # whether the channels are the second dimension
     scope = None  # see `scopes`
+    note = {'kind': 'identity'}  # what a file says about it: the arguments of :func:`built`
 
     def _mark(self, width: int, added: Sequence[str], like: Tensor | None) -> None:
         self.added = tuple(added)
@@ -54,10 +55,6 @@ class Folded(nn.Module):
         for name, value in (('weight', torch.ones), ('bias', torch.zeros)):
             vars(self)['_parameters'].pop(name, None)
             self.register_buffer(name, value(width, **options), persistent=False)
-
-    def note(self) -> dict:
-        """What a file says about it: the arguments of :func:`built`."""
-        return dict(kind='identity')
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if not isinstance(state_dict.pop(f'{prefix}weight', FoldedAway()), FoldedAway):
@@ -117,10 +114,6 @@ class FoldedLayerNorm(Folded, nn.LayerNorm):
         self.linear = nn.Linear(width, width) if linear else None
         self.to(self.weight)
 
-    def note(self) -> dict:
-        return dict(kind='layer_norm', width=len(self.weight), eps=self.eps, is_centered=self.is_centered,
-                    is_padded=self.is_padded, linear=self.linear is not None)
-
     def forward(self, x: Tensor) -> Tensor:
         """`(..., C)`; returns the same shape and dtype."""
         is_eager = False
@@ -138,9 +131,6 @@ class FoldedLayerNorm(Folded, nn.LayerNorm):
 class FoldedLayerNorm2d(FoldedLayerNorm):
     """The same for maps `(N, C, H, W)`."""
     channels_first = True
-
-    def note(self) -> dict:
-        return dict(super().note(), kind='layer_norm_2d')
 
     def forward(self, x: Tensor, data_format: str = 'channel_first') -> Tensor:
         """`(N, C, H, W)`, or with `data_format='channel_last'` `(N, H, W, C)`, as mmpretrain's LN2d."""
@@ -166,10 +156,6 @@ class FoldedRMSNorm(Folded):
         self.linear = nn.Linear(width, width) if linear else None
         self.to(self.weight)
 
-    def note(self) -> dict:
-        return dict(kind='rms_norm', width=len(self.weight), eps=self.eps, channels_first=self.channels_first,
-                    linear=self.linear is not None)
-
     def forward(self, x: Tensor) -> Tensor:
         """`(..., C)`, or `(N, C, H, W)` if `channels_first`; returns the same shape and dtype."""
         check_scope(self, x)
@@ -189,5 +175,7 @@ _KINDS = dict(identity=FoldedNorm, layer_norm=FoldedLayerNorm, layer_norm_2d=Fol
 
 
 def built(kind: str, added: Sequence[str] = (), like: Tensor | None = None, **arguments) -> Folded:
-    """What is left of a norm, by its :meth:`Folded.note`."""
-    return _KINDS[kind](added=added, like=like, **arguments)
+    """What is left of a norm, by its note."""
+    left = _KINDS[kind](added=added, like=like, **arguments)
+    left.note = dict(kind=kind, **arguments)
+    return left

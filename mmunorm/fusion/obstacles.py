@@ -65,10 +65,8 @@ TEXTS = {
     'parametrized': '{owner}has a parametrized weight',
     'other': '{detail}',
     'left out': 'is left out',
-    'differs': '{detail} when it is folded: it has a consumer other than linear layers, or another formula than its '
-               'affine()',
-    'differs, rule': '{detail} when it is folded: it has a consumer other than linear layers, another formula than '
-                     'its affine(), or a wrong fold rule',
+    'differs': '{detail} when it is folded: it has a consumer other than linear layers, another formula than its '
+               'affine(), or a wrong fold rule',
     # Why a norm does not fold into the layers before it, either.
     'input no layer': 'its input is not only the output of linear layers',
     'layer shared by norms': 'the layer before it is consumed by another norm, too',

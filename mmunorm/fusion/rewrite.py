@@ -13,7 +13,6 @@ from ..compat import forget_compiled_code
 from ..modules import disable_fast_path, refuse_save_pretrained
 from .attention import AttentionFold
 from .basis import NewNorm, Rotation, new_norms
-from .examples import with_plain_weights
 from .folds import Fold, Site, StreamBasis, Writer, join
 from .layers import NOT_SAVED, Folded, FoldedNorm, FoldedNormAct, built
 from .norms import has_act
@@ -25,7 +24,6 @@ from .scopes import hold, refuse_hidden_states, set_scopes
 @torch.no_grad()
 def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
     """Applies a plan in place to its model, or to a copy of it. Returns how each norm is folded, by name."""
-    with_plain_weights(model)
     added: list[str] = []
     new_by_name = new_norms(plan, plan.rotations)
     for name, new in new_by_name.items():

@@ -71,8 +71,7 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     difference, reasons = _bisect(units, with_folds)
     for unit in units:
         for part in unit if id(unit) in reasons else ():
-            has_rule = isinstance(part, JointFold) or bool(part.pads or part.joint)
-            part.obstacle = Obstacle('differs, rule' if has_rule else 'differs', detail=reasons[id(unit)])
+            part.obstacle = Obstacle('differs', detail=reasons[id(unit)])
     if rotations:
         difference, reasons = _bisect(rotations, partial(with_only, 'rotations'))
         for rotation in rotations:

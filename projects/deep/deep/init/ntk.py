@@ -8,7 +8,6 @@ from torch.nn.utils import parametrize
 
 class NTKScale(nn.Module):
     """`W / sqrt(fan_in)`, as a parametrization of torch: from W, which the optimizer updates, to the layer's weight."""
-    is_factor = True  # `fuse_norms` multiplies it into the weight
 
     def __init__(self, fan_in: int):
         super().__init__()
@@ -44,7 +43,7 @@ def ntk_parametrize(model: nn.Module) -> nn.Module:
 
 
 def undo_ntk(model: nn.Module) -> nn.Module:
-    """Removes the parametrization of :func:`ntk_parametrize`, in place; returns `model`."""
+    """Removes the parametrization of :func:`ntk_parametrize`, in place, before `fuse_norms`; returns `model`."""
     for _, layer in ntk_layers(model):
         parametrize.remove_parametrizations(layer, 'weight', leave_parametrized=True)
     return model
