@@ -69,11 +69,6 @@ class FoldPlan:
                 return Obstacle('merge', kind.__name__)
         return None
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The parameter or buffer of this full name."""
-        owner, _, tensor = name.rpartition('.')
-        return getattr(self.modules[owner], tensor)
-
     def folds_of(self, joint: JointFold) -> list[Fold]:
         """The folds of the norms of a joint fold."""
         return [self.folds[norm] for norm in joint.norms if norm in self.folds]
@@ -109,13 +104,10 @@ class Owners:
         """Another name of the module or of one of its parameters in the model, or ''."""
         if others := [alias for alias in self._names[id(module)] if alias != name]:
             return others[0]
-        return self._overlapping([join(name, parameter) for parameter, _ in module.named_parameters()])
+        return self.overlapping([join(name, parameter) for parameter, _ in module.named_parameters()])
 
-    def tensor_others(self, name: str) -> str:
-        """Another parameter or buffer that shares memory with this one, or ''."""
-        return self._overlapping([name])
-
-    def _overlapping(self, names: Sequence[str]) -> str:
+    def overlapping(self, names: Sequence[str]) -> str:
+        """Another parameter or buffer that shares memory with one of these, or ''."""
         for _, start, end in [memory for memory in self._memory if memory[0] in names]:
             for alias, other_start, other_end in self._memory:
                 if alias not in names and other_start < end and start < other_end:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -85,13 +86,12 @@ def _add_writer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan) ->
         indices = trace.scaled.get(source.name, set())
         layers = [trace.sources.all[index] for index in indices]
         if len(layers) != 1 or layers[0].kind != 'layer' or (
-                other := trace.obstacle_of(layers[0].numbers, ('layer scale', 'scale'))):
+                trace.obstacle_of(layers[0].numbers, ('layer scale', 'scale'))):
             return Obstacle('layer scales', source.name) if len(layers) > 1 else Obstacle(
                 'writer', source.name, cause=Obstacle('shared', 'another use'))
         if other := trace.obstacle_of(trace.sources.of['parameter', source.name].numbers, ('layer scale', )):
             return Obstacle('writer', source.name, cause=other.obstacle)
-        tensor = plan.tensor(source.name)
-        if not tensor.all():
+        if not attrgetter(source.name)(plan.model).all():
             return Obstacle('zero scale', source.name)
         return _add_layer(stream, layers[0], trace, plan, source.name)
     if source.kind == 'layer':
@@ -104,7 +104,7 @@ def _add_writer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan) ->
     if isinstance(module, nn.Embedding) and (type(module) is not nn.Embedding or module.max_norm is not None or (
             parametrize.is_parametrized(module))):
         return Obstacle('writer', owner, cause=Obstacle('no layer', type(module).__name__))
-    if held := plan.owners.tensor_others(source.name):
+    if held := plan.owners.overlapping([source.name]):
         return Obstacle('writer', source.name, cause=Obstacle('shared', held))
     return None
 

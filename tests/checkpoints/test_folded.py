@@ -96,11 +96,20 @@ def test_a_model_that_the_file_does_not_fit_stays_as_it_is(folded, change, messa
                for name, value in model.state_dict().items())
 
 
-def test_a_file_that_is_no_checkpoint():
+def test_a_file_that_is_no_folded_checkpoint(folded):
     with open('text.pth', 'w') as file:
         file.write('hi')
-    with pytest.raises(ValueError, match='text.pth: not a checkpoint'):
-        load_folded('text.pth', make())
+    torch.save(folded.state_dict(), 'plain.pth')
+    for path, message in (('text.pth', 'text.pth: not a checkpoint'), ('plain.pth', 'plain.pth: not a folded check')):
+        with pytest.raises(ValueError, match=message):
+            load_folded(path, make())
+
+
+def test_a_loaded_model_can_be_saved_again(folded):
+    save_folded(folded, 'first.pth')
+    save_folded(load_folded('first.pth', make()), 'second.pth')
+    again = load_folded('second.pth', make()).state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in folded.state_dict().items())
 
 
 def test_a_config_that_lists_its_converted_norms_builds_the_folded_model():

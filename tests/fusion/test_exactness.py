@@ -189,26 +189,3 @@ def test_timm_swin(swins, height, width, partition, strict, **any_weights):
                              strict_img_size=strict)
     sizes = [size] if strict else [size, (4 * width, 4 * height + 8)]
     models.assert_folds(model, *sizes, count=2 * sum(arch['depths']) + len(arch['depths']) + 1, **any_weights)
-
-
-@few
-@given(depth=st.integers(1, 3), heads=st.sampled_from([1, 2, 4]), width=st.integers(1, 4), tokens=st.integers(2, 9),
-       performer=st.booleans(), height=st.integers(16, 50), side=st.integers(16, 50), **ANY)
-def test_t2t_vit(depth, heads, width, tokens, performer, height, side, **any_weights):
-    channels = 8 * width
-    backbone = dict(type='UNT2TViT', img_size=32, embed_dims=channels, num_layers=depth,
-                    t2t_cfg=dict(token_dims=tokens, use_performer=performer),
-                    layer_cfgs=dict(num_heads=heads, feedforward_channels=2 * channels + 1))
-    model = models.classifier(backbone, channels, 'VisionTransformerClsHead', neck=False)
-    models.assert_folds(model, (height, side), count=2 * depth + 5, **any_weights)
-
-
-@few
-@given(depth=st.integers(1, 3), heads=st.sampled_from([1, 2, 4]), width=st.integers(1, 4), patch=st.integers(3, 9),
-       height=SIDE, side=SIDE, hidden=st.sampled_from([None, 3]), qkv_bias=st.booleans(), **ANY)
-def test_vit(depth, heads, width, patch, height, side, hidden, qkv_bias, **any_weights):
-    channels = 8 * width
-    arch = dict(embed_dims=channels, num_layers=depth, num_heads=heads, feedforward_channels=2 * channels + 1)
-    backbone = models.vit_backbone(img_size=5 * patch, patch_size=patch, qkv_bias=qkv_bias, arch=arch)
-    model = models.classifier(backbone, channels, 'VisionTransformerClsHead', False, hidden_dim=hidden)
-    models.assert_folds(model, (max(height, patch), max(side, patch)), count=2 * depth + 1, **any_weights)

@@ -39,6 +39,7 @@ def swin(channels=16, head='LinearClsHead', **kwargs):
     (t2t, dict(with_cls_token=False, out_type='avg_featmap'), [EVEN], 9),
     (vit, dict(out_indices=[0, 1]), [EVEN, (40, 24)], 5),
     (vit, dict(layer_scale_init_value=0.3), [EVEN], 5),
+    (vit, dict(qkv_bias=False, head=dict(hidden_dim=3)), [EVEN, (41, 50)], 5),
     (lambda: models.classifier(models.vit_backbone(out_type='featmap'), 16), {}, [(24, 40)], 5),
     (timm_swin, dict(strict_img_size=False), [EVEN, (40, 72), (20, 28)], 11),
     (timm_swin, dict(window_size=(3, 5), img_size=40), [(40, 40)], 11),

@@ -61,23 +61,16 @@ def test_methods_that_skip_the_layers_of_a_norm_are_refused(get, norm_cfg, rotat
     assert [stream.norms for stream in streams_of(model)] == [stream.norms for stream in report.streams]
 
 
-def test_export_and_trace_of_a_folded_model():
+def test_export_trace_and_script_of_a_folded_model():
     model = vit()
     fuse_norms(model, rotate='hadamard')
-    torch.testing.assert_close(torch.jit.trace(model, X)(X), model(X))
+    for compiled in (torch.jit.trace(model, X), torch.jit.script(model)):
+        torch.testing.assert_close(compiled(X), model(X))
+    with pytest.raises(RuntimeError, match=REFUSED):  # a script has no scopes, and the model still has
+        model.forward_features(X)
     if 'strict' in signature(torch.export.export).parameters:  # that of torch 2.1 takes no module with hooks
         for strict in (True, False):
             torch.testing.assert_close(torch.export.export(model, (X, ), strict=strict).module()(X), model(X))
-
-
-def test_without_rotation_tokens_of_the_stream_are_those_of_the_model():
-    model = vit()
-    before = copy.deepcopy(model)
-    fuse_norms(model)
-    for name in ('norm1', 'norm2'):
-        assert not hasattr(getattr(model.blocks[0], name), 'stream')
-    torch.testing.assert_close(*(net.forward_intermediates(X, norm=False, intermediates_only=True)
-                                 for net in (model, before)), rtol=1e-4, atol=1e-4)
 
 
 def test_a_head_that_an_option_skips_is_one():
@@ -141,11 +134,14 @@ def test_blocks_that_are_computed_again():
 
 
 def test_later_parts_of_a_rotated_stream_are_refused_and_others_are_not():
+    """Without a rotation, tokens of the stream are those of the model."""
     model, tokens = vit(), torch.randn(1, 5, 16)
     plain = copy.deepcopy(model)
-    before = model.blocks[1](tokens)
     fuse_norms(plain)
-    torch.testing.assert_close(plain.blocks[1](tokens), before, rtol=1e-4, atol=1e-4)
+    for call in (lambda net: net.blocks[1](tokens),
+                 lambda net: net.forward_intermediates(X, norm=False, intermediates_only=True)):
+        torch.testing.assert_close(call(plain), call(model), rtol=1e-4, atol=1e-4)
+    assert not streams_of(plain)
     fuse_norms(model, rotate='hadamard')
     with pytest.raises(RuntimeError, match=REFUSED):
         model.blocks[1](tokens)
@@ -264,15 +260,6 @@ def test_methods_that_examples_call(runs_forward):
     fuse_norms(before, example=x)
     with pytest.raises(RuntimeError, match='runs without all of WithFeatures'):
         before.features(x)
-
-
-def test_scripted_models_have_no_scopes():
-    model = vit()
-    fuse_norms(model, rotate='hadamard')
-    scripted = torch.jit.script(model)
-    torch.testing.assert_close(scripted(X), model(X))
-    with pytest.raises(RuntimeError, match=REFUSED):
-        model.forward_features(X)
 
 
 # Layers that hold a norm and are replaced.
