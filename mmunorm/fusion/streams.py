@@ -7,7 +7,7 @@ from operator import attrgetter
 from torch import nn
 from torch.nn.utils import parametrize
 
-from .check import held_elsewhere, is_layer, layer_obstacle
+from .check import held_elsewhere, layer_obstacle
 from .folds import Reader, Stream, Writer
 from .norms import statistic_of
 from .obstacles import Obstacle
@@ -56,7 +56,7 @@ def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | Non
         read = [number for number in layer.inputs if number >= 0]
         if not numbers.isdisjoint(read):
             stream.readers.append(Reader(layer.owner, False, _channels(trace, layer.inputs), site_of(layer, False)))
-            stream.obstacle = stream.obstacle or _layer_reader_obstacle(layer, plan)
+            stream.obstacle = stream.obstacle or change_obstacle(layer, plan, 'reader')
     if len(sources) < 2 or not stream.norms:
         return None
     for source in (*sources, *pure):
@@ -129,13 +129,6 @@ def change_obstacle(layer: Layer, plan: FoldPlan, kind: str) -> Obstacle | None:
         held = held_elsewhere(layer.owner, plan)
         return held and Obstacle(kind, layer.owner, cause=held)
     return layer_obstacle(layer.owner, plan)
-
-
-def _layer_reader_obstacle(layer: Layer, plan: FoldPlan) -> Obstacle | None:
-    if not layer.owner or not (is_layer(plan.modules[layer.owner]) or isinstance(plan.modules[layer.owner],
-                                                                                nn.MultiheadAttention)):
-        return Obstacle('reader', layer.owner or 'a layer', cause=Obstacle('computed weight'))
-    return change_obstacle(layer, plan, 'reader')
 
 
 def _add_norm(stream: Stream, name: str, plan: FoldPlan) -> Obstacle | None:

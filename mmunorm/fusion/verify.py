@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +24,7 @@ _SAMPLE = 2**18  # number of values compared in each output of a layer
 _HALF_TYPES = (torch.float16, torch.bfloat16)
 # A rotation is taken back if it makes the error of a model in half precision larger by this factor.
 _MOST_ROUNDING = 1.25
+_MODEL = "the model's output"
 
 Unit = list[Fold | JointFold]
 
@@ -37,9 +37,7 @@ class _Differs(Exception):
     """A folded copy and its model differ; the message is how, as a sentence without its end."""
 
 
-class _Outputs(NamedTuple):
-    model: list[Tensor]
-    layers: dict[str, list[Tensor]]  # by name, of each call
+_Outputs = dict[str, list[Tensor]]  # of a run: those of layers, then those of the model, each by what they are
 
 
 def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> float | None:
@@ -200,10 +198,13 @@ def _unchanged_outputs(plan: FoldPlan) -> set[str]:
 @torch.no_grad()
 def _run(model: nn.Module, runs: Sequence[Run], watched: Iterable[str], dtype: torch.dtype | None) -> list[_Outputs]:
     """The outputs of each run of a model."""
-    layers: dict[str, list[Tensor]] = {}
+    layers: _Outputs = {}
 
     def keep(name: str):
-        return lambda module, args, output: layers.setdefault(name, []).extend(map(_sample, tensors_in(output)))
+        def hook(module: nn.Module, args, output) -> None:
+            layers.setdefault(f'the output of {name}', []).extend(map(_sample, tensors_in(output)))
+
+        return hook
 
     for name in watched:
         with suppress(RuntimeError):  # scripted modules do not support hooks
@@ -213,7 +214,8 @@ def _run(model: nn.Module, runs: Sequence[Run], watched: Iterable[str], dtype: t
         layers.clear()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a dropout that is always on
-            found.append(_Outputs(list(tensors_in(run(model, dtype))), dict(layers)))
+            output = list(tensors_in(run(model, dtype)))
+        found.append({**layers, _MODEL: output})
     return found
 
 
@@ -225,14 +227,12 @@ def _sample(output: Tensor) -> Tensor:
 def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], dtype: torch.dtype | None) -> float | None:
     differences = []
     for one, other in zip(before, after, strict=True):
-        if any(output.is_floating_point() and output.isnan().any() for output in one.model):
+        if any(output.is_floating_point() and output.isnan().any() for output in one[_MODEL]):
             raise NotExactError('the outputs of the model are NaN on the example, so that a fold cannot be verified. '
                                 'The model is unchanged. Pass an example= of real inputs.')
-        layers = [(f'the output of {name}', outputs, other.layers.get(name, []))
-                  for name, outputs in one.layers.items()]  # in the order in which they ran
-        for where, was, is_now in [*layers, ("the model's output", one.model, other.model)]:
+        for where, was in one.items():
             limit = max((_TOLERANCE.get(output.dtype, 0.1) for output in was), default=0)
-            for difference in _differences(was, is_now, dtype):
+            for difference in _differences(was, other.get(where, []), dtype):
                 differences.append(difference)
                 if difference > limit:
                     raise _Differs(f'{where} differs by {difference:.1e} of its largest value')

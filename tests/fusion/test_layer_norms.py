@@ -315,16 +315,11 @@ def test_wrong_choices(kwargs):
         fuse_norms(ViT().eval(), example=IMAGES, **kwargs)
 
 
-def test_in_inference_mode_as_much_is_folded():
+def test_in_inference_mode_as_much_is_folded_and_folding_twice_changes_nothing():
     model = randomized(ViT())
     with torch.inference_mode():
         report = fuse_norms(model, example=IMAGES, rotate='hadamard')
     assert set(lefts(report).values()) == {PLAIN} and len(report.streams) == 1
-
-
-def test_folding_twice_changes_nothing():
-    model = randomized(ViT())
-    fuse_norms(model, example=IMAGES, rotate='hadamard')
     state = copy.deepcopy(model.state_dict())
     report = fuse_norms(model, example=IMAGES)
     assert not (report.reduced or report.folded or report.kept or report.streams)
