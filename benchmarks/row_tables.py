@@ -105,15 +105,16 @@ def headline():
     return ['224 x 224, one image', 'LN', 'LN folded exactly', 'UN folded', 'exact over LN', 'UN over LN'], rows
 
 
-def deployed_exact():
+def deployed_exact(name='deployed_exact'):
     """Files of one machine with LN, LN folded exactly, and UN."""
-    rows, lines = read('deployed_exact'), []
-    for network, label in dict.fromkeys((row['network'], row['label']) for row in rows):
-        found = {row['model']: row for row in select(rows, network=network, label=label)}
-        lines.append([network, label, *(f'{found[form]["latency_ms"]["median"]:.1f}' for form in FORMS),
+    rows, lines = read(name), []
+    for network, threads, label in dict.fromkeys((row['network'], row['threads'], row['label']) for row in rows):
+        found = {row['model']: row for row in select(rows, network=network, threads=threads, label=label)}
+        lines.append([network, threads, label, *(f'{found[form]["latency_ms"]["median"]:.1f}' for form in FORMS),
                       *(factor(found[form]) or 'no difference' for form in ('exact', 'UN')),
                       f'{found["UN"]["control"]["ratio"]["value"]:.3f}'])
-    return ['network', 'file', 'LN, ms', 'exact, ms', 'UN, ms', 'exact over LN', 'UN over LN', 'control'], lines
+    return [
+        'network', 'threads', 'file', 'LN, ms', 'exact, ms', 'UN, ms', 'exact over LN', 'UN over LN', 'control'], lines
 
 
 def factor(row, text='{:.2f}x'):
@@ -429,5 +430,6 @@ ROW_TABLES = {function.__name__: function for function in (
     paper_2, paper_detectors, paper_8, paper_averages, residual_steps, low_light_speed, translation_speed,
     data_files)}
 ROW_TABLES |= {f'paper_{number}': partial(paper_setting, number) for number in (6, 7, 10)}
+ROW_TABLES['deployed_exact_avx2'] = partial(deployed_exact, 'deployed_exact_avx2')
 ROW_TABLES |= {name: partial(stored, name) for name in dict.fromkeys(row['table'] for row in read('tables'))}
 ROW_TABLES['zoo'] = zoo
