@@ -74,7 +74,7 @@ CONVERT = [(f'convert_norms {call} --out out --device cpu', message) for call, m
     ('{ln} nowhere.pth --to X=Foo', "--to X=Foo: there is no norm of type 'Foo'"),
     ('{ln} ln.pth --keep x', "keep: no LayerNorm has the name 'x'"),
     ('{ln} ln.pth --cfg-options model.head.in_channels=3', 'does not fit the config'),
-    ('{un} un.pth', 'ImageClassifier has no LayerNorm or RMSNorm: its norms are '),
+    ('{un} un.pth', 'ImageClassifier has no LayerNorm or RMSNorm'),
     ('{ln} ln.pth --cfg-options train_dataloader.dataset.data_root=nowhere', 'the data set is not there'),
     ('only_tested.py ln.pth', 'only_tested.py has no train_dataloader'),
     ('{ln} infinite.pth', 'infinite.pth has infinite values in backbone.patch_embed.projection.bias'),
