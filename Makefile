@@ -29,8 +29,8 @@ help:
 	@echo "make test       lint and all tests of the core, about 13 minutes on 2 CPU cores"
 	@echo "make test-fast  lint and the fast tests of core and projects, about 12 minutes"
 	@echo "make test-projects"
-	@echo "                all tests of projects/, benchmarks/ and docs/"
-	@echo "make test-grid  the cases that make test takes only a sample of"
+	@echo "                all tests of projects/ and docs/, and the tables of benchmarks/"
+	@echo "make test-grid  the cases that make test takes only a sample of, and all tests of benchmarks/"
 	@echo "make coverage   all tests, and the lines of mmunorm that none of them runs"
 	@echo "make test-openmmlab [TORCH=2.4]"
 	@echo "                all tests with mmcv, mmdet and mmpretrain of OpenMMLab and torch 2.1 or 2.4"
@@ -70,7 +70,7 @@ test: lint
 	$(BIN)/python $(PYTEST) -m "not grid" tests
 
 test-projects: $(STAMP)
-	$(BIN)/python $(PYTEST) -m "not grid" projects benchmarks/tests docs/tests
+	$(BIN)/python $(PYTEST) -m "not grid" projects docs/tests benchmarks/tests/test_scores.py
 
 # Coverage costs 40 to 50 % more CPU time in tests of folding.
 coverage: $(STAMP)
@@ -78,6 +78,7 @@ coverage: $(STAMP)
 
 test-grid: lint
 	$(BIN)/python $(PYTEST) -m grid
+	$(BIN)/python $(PYTEST) -m "not grid" benchmarks/tests
 
 # mmcv-lite is mmcv without compiled operators; its setup.py needs torch and the older setuptools. OpenCV: see above.
 $(OPENMMLAB)/.installed: pyproject.toml $(addprefix requirements/,openmmlab.txt enhance.txt translate.txt test.txt)

@@ -123,15 +123,16 @@ def randomize_norms(model, images):
 
 
 @pytest.mark.slow
-def test_depth_96():
+@pytest.mark.parametrize('depth', [32, pytest.param(96, marks=pytest.mark.grid)])
+def test_deep_networks(depth):
     """Exact in float64, and in float32 within 1e-4 of float64, where the network before folding is."""
-    model = prepared(vit('BranchNorm', 96, dict(type='UN', alpha=0.)))  # statistics of the last step
+    model = prepared(vit('BranchNorm', depth, dict(type='UN', alpha=0.)))  # statistics of the last step
     images = torch.randn(8, 3, 32, 32)
     single = randomize_norms(model, images)
     model = copy.deepcopy(single).double()
     before = outputs(model, images.double())
     assert_equal([output.double() for output in outputs(single, images)], before, 1e-4)
-    assert len(fuse_norms(model, strict=True).folded) == len(fuse_norms(single, strict=True).folded) == 192
+    assert len(fuse_norms(model, strict=True).folded) == len(fuse_norms(single, strict=True).folded) == 2 * depth
     assert_equal(outputs(model, images.double()), before, 1e-12)
     assert_equal([output.double() for output in outputs(single, images)], before, 1e-4)
 
