@@ -156,6 +156,22 @@ def test_keys_and_values_lose_their_mean():
     torch.testing.assert_close((keys, values), (torch.zeros_like(keys), torch.zeros_like(values)), rtol=0, atol=1e-5)
 
 
+class HeadsLast(Attention):
+    """As NesT of timm: the layer after it reads the first channel of each head, then the second."""
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.proj(((q @ k.mT) * 0.3).softmax(-1).matmul(v).permute(0, 2, 3, 1).flatten(2))
+
+
+def test_heads_that_are_read_in_another_order():
+    model = ViT()
+    for block in model.blocks:
+        block.attn = HeadsLast(8)
+    folded, report = check_exact(randomized(model), IMAGES, calibration=IMAGES)
+    assert report.attentions == 4 and means(folded, IMAGES)[2].abs().max() < 1e-5
+
+
 class Compared(Attention):
 
     def forward(self, x):
