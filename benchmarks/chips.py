@@ -47,9 +47,10 @@ MIXED = dict(search='search_qtable', expected_cos=0.99, quantize_method_list='MA
 CURES = {
     'RK3588': {'': {}, 'not centered': dict(center_attention=False), 'F16': {},
                'mmse': dict(quantized_algorithm='mmse'), 'KL': dict(quantized_algorithm='kl_divergence')},
-    'HTP': {'': {}, 'F16': {}, 'A16W8': dict(activation_type='QUInt16'), 'per channel': dict(per_channel=True)},
+    'HTP': {'': {}, 'F16': {}, 'A16W8': dict(activation_type='QUInt16'), 'per channel': dict(per_channel=True),
+            'wide attention': dict(wide_attention=True)},
     'BM1688': {'': {}, 'F16': {}, 'SmoothQuant': dict(sq=True), 'smc': dict(smc=True), 'mixed table': MIXED,
-               'KL': dict(cali_method='kl')},
+               'wide attention': dict(wide_attention=True), 'KL': dict(cali_method='kl')},
 }
 KEY = ('network', 'form', 'images', 'chip', 'cure')
 

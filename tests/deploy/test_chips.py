@@ -1,6 +1,7 @@
 """Files for compilers of chips, each in the vendor's own Python and simulator; and ONNX files for other compilers."""
 import os
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
 from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats.chip import Chip
 from mmunorm.deploy.formats.onnx import lower_opset
+from mmunorm.deploy.formats.qnn import quantize_for_qnn
 from mmunorm.deploy.formats.sophgo import keep_affine
 from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.rewrite.operators import for_chips
@@ -314,6 +316,16 @@ def test_onnx_runtime_prepares_our_files_for_qnn(exportable, tmp_path):
     assert 'Gelu' in operators_in(tmp_path / 'prepared.onnx')
     assert ExportedModel(tmp_path / 'prepared.onnx').meta['task'] == 'classifier'  # our metadata, too
 
+    images = [dict(images=image[None].float().numpy()) for image in blurred(2)]
+    for is_wide, kind in ((False, onnx.TensorProto.UINT8), (True, onnx.TensorProto.UINT16)):
+        shutil.copy(report.path, tmp_path / 'int8.onnx')
+        quantize_for_qnn(tmp_path / 'int8.onnx', iter(images), wide_attention=is_wide)
+        graph = onnx.load(tmp_path / 'int8.onnx').graph
+        probabilities = {node.output[0] for node in graph.node if node.op_type == 'Softmax'}
+        types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+        assert probabilities and {types[node.input[2]] for node in graph.node if node.op_type == 'QuantizeLinear'
+                                  and node.input[0] in probabilities} == {kind}
+
 
 def test_an_unknown_option_is_named(tmp_path):
     with pytest.raises(PreflightError, match='processor is not an option of the format onnx'):
@@ -374,6 +386,22 @@ def test_a_swin_in_a_simulator(chip, swin, tmp_path):
     report = export_file(exportable, CHIPS[chip], tmp_path / f'm{CHIPS[chip].suffixes[0]}', int8='static',
                          samples=samples)
     assert signal_to_noise(swin, report.path) > 15
+
+
+@pytest.mark.slow
+def test_attention_in_more_than_8_bits(chip, swin, tmp_path):
+    """Also under the mask of shifted windows: its scores are read after a sum."""
+    if chip == 'rknn':
+        pytest.skip('has no such option')
+    exportable, snr, operators = prepare_export(swin, meta_of(swin)), {}, {}
+    samples = Samples(list(blurred()), exportable.meta, 1)
+    for value in (False, True):
+        path = tmp_path / f'{value}{CHIPS[chip].suffixes[0]}'
+        report = export_file(exportable, CHIPS[chip], path, int8='static', samples=samples, wide_attention=value)
+        snr[value], facts = report.difference.snr['scores'], CHIPS[chip].facts(path)
+        operators[value] = facts.get('by_operator', facts.get('operators'))
+    assert snr[True] > snr[False]
+    assert (operators[True] == operators[False]) == (chip == 'qnn')
 
 
 @pytest.mark.slow

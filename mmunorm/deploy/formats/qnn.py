@@ -24,7 +24,8 @@ HALF = dict(enable_htp_fp16_precision='1', soc_model='57', htp_arch='75')
 class Qnn(Chip):
     """The session is Qualcomm's emulation of the chip on x86.
 
-    Options of an export are arguments of ONNX Runtime's `get_qnn_qdq_config` or options of the provider.
+    Options of an export are arguments of ONNX Runtime's `get_qnn_qdq_config` or options of the provider; and
+    `wide_attention=True`: the probabilities of attention in 16 bits.
     """
     name, suffixes, runtime = 'qnn', ('.qnn.onnx', ), "Qualcomm's emulation"
     packages = (*Chip.packages, 'onnxruntime')
@@ -35,7 +36,7 @@ class Qnn(Chip):
     def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,
                 options: dict) -> ChipSession:
         from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config
-        known = inspect.signature(get_qnn_qdq_config).parameters
+        known = {*inspect.signature(get_qnn_qdq_config).parameters, 'wide_attention'}
         quantization = {name: value for name, value in options.items() if name in known}
         provider = {name: str(value) for name, value in options.items() if name not in known}
         model.meta['qnn'] = provider if int8 else HALF | provider
@@ -62,12 +63,15 @@ class Qnn(Chip):
         return "use it: with ONNX Runtime's QNNExecutionProvider on a Snapdragon"
 
 
-def quantize_for_qnn(path: Path, inputs: Iterator[dict[str, np.ndarray]], **options) -> None:
+def quantize_for_qnn(path: Path, inputs: Iterator[dict[str, np.ndarray]], wide_attention: bool = False,
+                     **options) -> None:
     """Quantizes a file in floating point by ONNX Runtime's settings for QNN, in place.
 
     `inputs` are calibration images by input name, `options` arguments of `get_qnn_qdq_config`; types and methods are
-    names, such as `activation_type='QUInt16'`, and a PreflightError if it has none of that name.
+    names, such as `activation_type='QUInt16'`, and a PreflightError if it has none of that name. `wide_attention` has
+    16 bits for the output of each softmax.
     """
+    import onnx
     from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
     for name, value in options.items():
@@ -85,4 +89,8 @@ def quantize_for_qnn(path: Path, inputs: Iterator[dict[str, np.ndarray]], **opti
     with silent(), tempfile.TemporaryDirectory() as folder:
         prepared = Path(folder, 'prepared.onnx')
         source = prepared if qnn_preprocess_model(path, prepared) else path
+        if wide_attention:
+            options['init_overrides'] = {
+                name: [dict(quant_type=QuantType.QUInt16)] for node in onnx.load(source).graph.node
+                if node.op_type == 'Softmax' for name in node.output}
         quantize(source, path, get_qnn_qdq_config(source, Reader(), **options))

@@ -21,7 +21,7 @@ DEFAULTS = dict(processor='bm1688', cali_method='max', tune_num=0)
 
 @register_format
 class Sophgo(Chip):
-    """The host normalizes the images."""
+    """The host normalizes the images. The option `wide_attention=True` keeps attention in float16 in INT8 files."""
     name, suffixes, runtime = 'sophgo', ('.bmodel', '.bmodel.json'), "Sophgo's simulator"
     norms_as = {'static': 'LayerNorm in float16 between two casts'}
     vendor = Vendor('sophgo', 'tpu_mlir', 'tpu_mlir 1.30.2')
@@ -30,6 +30,7 @@ class Sophgo(Chip):
     def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,
                 options: dict) -> ChipSession:
         options = DEFAULTS | options
+        float_attention = options.pop('wide_attention', False)
         worker = Worker(self.vendor)
         with tempfile.TemporaryDirectory() as folder:
             file, samples = Path(folder, 'model.onnx'), Path(folder, 'samples')
@@ -41,7 +42,8 @@ class Sophgo(Chip):
                 np.savez(samples / f'{index:05}.npz', images=image)
             found, _ = worker.call(
                 'compile', model=str(file), shape=model.meta['shape'], samples=str(samples) if int8 else None,
-                out=str(path.resolve()), quantize=options.pop('quantize', 'INT8' if int8 else 'F16'), options=options)
+                out=str(path.resolve()), quantize=options.pop('quantize', 'INT8' if int8 else 'F16'),
+                float_attention=float_attention, options=options)
         self.files(path)[1].write_text(json.dumps(model.meta | dict(compiled=found)))
         return self._opened(worker, path)
 

@@ -10,13 +10,14 @@ import numpy as np
 import tpu_mlir  # sets the environment of its programs
 from protocol import serve
 from sophgo_profile import read_profile
+from tpu_mlir.python.utils.mlir_parser import MlirParser
 
 TOOLS = Path(tpu_mlir.__file__).parent / 'python/tools'
 
 
 class Sophgo:
 
-    def compile(self, model, shape, samples, out, quantize, options=()):
+    def compile(self, model, shape, samples, out, quantize, float_attention=False, options=()):
         """Compiles an ONNX file with an input of a shape; the ranges are those of a folder of `samples`, `.npz`."""
         calibration, deployment = arguments('run_calibration', options), arguments('model_deploy', options)
         if unknown := sorted(name for name in dict(options) if f'--{name}' not in calibration + deployment):
@@ -32,6 +33,9 @@ class Sophgo:
             run('run_calibration', 'network.mlir', '--data_list', 'samples.txt', '--input_num', str(len(paths)),
                 '-o', 'ranges', *calibration)
             deployment += ['--calibration_table', 'ranges']
+            if float_attention:
+                Path('layers').write_text(''.join(f'{name} F16\n' for name in attention_layers('network.mlir')))
+                deployment += ['--quantize_table', 'layers']
         run('model_deploy', '--mlir', 'network.mlir', '--quantize', quantize, '--model', 'network.bmodel', *deployment)
         shutil.copy('network.bmodel', out)  # beside which there is a folder and much else
         return read_profile(Path('compiler_profile_0.txt').read_text()), ()
@@ -64,6 +68,19 @@ def arguments(program, options):
         if re.search(rf"['\"]--{re.escape(name)}['\"]", text) and value is not False:
             found += [f'--{name}'] if value is True else [f'--{name}', str(value)]
     return found
+
+
+def attention_layers(path):
+    """The names of the softmaxes in a file, of what leads from a product to each, and from each to a product."""
+    network, found = MlirParser(path), set()
+    kinds = {name: network.get_op_type_by_op_name(name) for name in network.get_op_name_list()}
+    for softmax in (name for name, kind in kinds.items() if kind == 'top.Softmax'):
+        for neighbours in (network.get_pre_op_by_op_name, network.get_next_op_by_op_name):
+            chain = [softmax]
+            while kinds[chain[-1]] != 'top.MatMul' and (others := neighbours(chain[-1])):
+                chain.append(others[0])
+            found.update(chain)
+    return sorted(found)
 
 
 def run(program, *arguments):
