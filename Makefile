@@ -26,7 +26,7 @@ help:
 	@echo "make demo-detector"
 	@echo "                from a trained Mask R-CNN with LayerNorm to a tested INT8 file, on handwritten digits"
 	@echo "make zoo        the small models on digits with scores, logs, weights and checksums, in work_dirs/zoo"
-	@echo "make test       lint and all tests of the core, about 13 minutes on 2 CPU cores"
+	@echo "make test       lint and all tests of the core, 18 minutes on 2 cores of an AMD EPYC"
 	@echo "make test-fast  lint and the fast tests of core and projects, about 12 minutes"
 	@echo "make test-projects"
 	@echo "                all tests of projects/ and docs/, and the tables of benchmarks/"
