@@ -332,6 +332,12 @@ def test_an_unknown_option_is_named(tmp_path):
         mmunorm.export(WithLn(), torch.rand(1, 3, 16, 16), tmp_path / 'm.onnx', processor='bm1688')
 
 
+def test_two_tables_of_layers_for_a_bm1688(tmp_path):
+    with pytest.raises(PreflightError, match='wide_attention and search both choose layers'):
+        FORMATS['sophgo'].compile(None, tmp_path / 'm.bmodel', iter(()), True, dict(
+            wide_attention=True, search='search_qtable'))
+
+
 @pytest.fixture(params=CHIPS)
 def chip(request):
     """The name of a format whose vendor's package is installed."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...utils import PreflightError
 from ..graph import Exportable
 from ..vendors.process import Vendor, Worker
 from .base import listed, register_format
@@ -31,6 +32,8 @@ class Sophgo(Chip):
                 options: dict) -> ChipSession:
         options = DEFAULTS | options
         float_attention = options.pop('wide_attention', False)
+        if float_attention and 'search' in options:
+            raise PreflightError('wide_attention and search both choose layers in floating point: give one of them.')
         worker = Worker(self.vendor)
         with tempfile.TemporaryDirectory() as folder:
             file, samples = Path(folder, 'model.onnx'), Path(folder, 'samples')
