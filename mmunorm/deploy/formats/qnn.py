@@ -90,7 +90,7 @@ def quantize_for_qnn(path: Path, inputs: Iterator[dict[str, np.ndarray]], wide_a
         prepared = Path(folder, 'prepared.onnx')
         source = prepared if qnn_preprocess_model(path, prepared) else path
         if wide_attention:
-            options['init_overrides'] = {
-                name: [dict(quant_type=QuantType.QUInt16)] for node in onnx.load(source).graph.node
-                if node.op_type == 'Softmax' for name in node.output}
+            wide = {name: [dict(quant_type=QuantType.QUInt16)] for node in onnx.load(source).graph.node
+                    if node.op_type == 'Softmax' for name in node.output}
+            options['init_overrides'] = wide | (options.get('init_overrides') or {})
         quantize(source, path, get_qnn_qdq_config(source, Reader(), **options))

@@ -31,8 +31,8 @@ class Sophgo(Chip):
     def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,
                 options: dict) -> ChipSession:
         options = DEFAULTS | options
-        float_attention = options.pop('wide_attention', False)
-        if float_attention and 'search' in options:
+        wide_attention = options.pop('wide_attention', False)
+        if wide_attention and 'search' in options:
             raise PreflightError('wide_attention and search both choose layers in floating point: give one of them.')
         worker = Worker(self.vendor)
         with tempfile.TemporaryDirectory() as folder:
@@ -46,7 +46,7 @@ class Sophgo(Chip):
             found, _ = worker.call(
                 'compile', model=str(file), shape=model.meta['shape'], samples=str(samples) if int8 else None,
                 out=str(path.resolve()), quantize=options.pop('quantize', 'INT8' if int8 else 'F16'),
-                float_attention=float_attention, options=options)
+                wide_attention=wide_attention, options=options)
         self.files(path)[1].write_text(json.dumps(model.meta | dict(compiled=found)))
         return self._opened(worker, path)
 

@@ -17,7 +17,7 @@ TOOLS = Path(tpu_mlir.__file__).parent / 'python/tools'
 
 class Sophgo:
 
-    def compile(self, model, shape, samples, out, quantize, float_attention=False, options=()):
+    def compile(self, model, shape, samples, out, quantize, wide_attention=False, options=()):
         """Compiles an ONNX file with an input of a shape; the ranges are those of a folder of `samples`, `.npz`."""
         calibration, deployment = arguments('run_calibration', options), arguments('model_deploy', options)
         if unknown := sorted(name for name in dict(options) if f'--{name}' not in calibration + deployment):
@@ -33,7 +33,7 @@ class Sophgo:
             run('run_calibration', 'network.mlir', '--data_list', 'samples.txt', '--input_num', str(len(paths)),
                 '-o', 'ranges', *calibration)
             deployment += ['--calibration_table', 'ranges']
-            if float_attention:
+            if wide_attention:
                 Path('layers').write_text(''.join(f'{name} F16\n' for name in attention_layers('network.mlir')))
                 deployment += ['--quantize_table', 'layers']
         run('model_deploy', '--mlir', 'network.mlir', '--quantize', quantize, '--model', 'network.bmodel', *deployment)
