@@ -115,6 +115,8 @@ def amp_on_a_cpu(monkeypatch):
     monkeypatch.setattr(amp_optimizer_wrapper.AmpOptimWrapper, 'optim_context', OptimWrapper.optim_context)
 
 
+needs_grouped_queries = pytest.mark.skipif('enable_gqa' not in nn.functional.scaled_dot_product_attention.__doc__,
+                                           reason='this torch has no groups of queries')
 needs_rms_norm = pytest.mark.skipif(not hasattr(nn, 'RMSNorm'), reason='this torch has no nn.RMSNorm')
 needs_fully_shard = pytest.mark.skipif(not hasattr(fsdp, 'fully_shard'), reason='this torch has no fully_shard')
 needs_fused_adamw = pytest.mark.skipif(

@@ -12,7 +12,7 @@ from mmunorm import fuse_norms, load_folded, replace_norms, save_folded
 from mmunorm.fusion import FoldedLayerNorm, NotFoldedError, allow_partial_calls, streams_of
 from mmunorm.fusion.basis import head_rotation, rotation
 
-from ..versions import needs_rms_norm
+from ..versions import needs_grouped_queries, needs_rms_norm
 from . import models
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(1))
@@ -170,6 +170,34 @@ def test_heads_that_are_read_in_another_order():
         block.attn = HeadsLast(8)
     folded, report = check_exact(randomized(model), IMAGES, calibration=IMAGES)
     assert report.attentions == 4 and means(folded, IMAGES)[2].abs().max() < 1e-5
+
+
+class Grouped(nn.Module):
+    """Two groups of two queries, each group with a key and a value."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.q, self.kv, self.proj = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        q, (k, v) = self.q(x).unflatten(-1, (4, -1)).transpose(1, 2), self.kv(x).unflatten(-1, (2, 2, -1)).permute(
+            2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        return self.proj(y.transpose(1, 2).flatten(2))
+
+
+@needs_grouped_queries
+@ROTATIONS
+def test_groups_of_queries_share_a_key(rotate):
+    model = ViT()
+    for block in model.blocks:
+        block.attn = Grouped(8)
+    folded, report = check_exact(randomized(model), IMAGES, rotate=rotate, calibration=IMAGES)
+    found = []
+    for block in folded.blocks:
+        block.attn.kv.register_forward_hook(lambda module, args, y: found.append(y.mean((0, 1)).abs().max()))
+    folded(IMAGES)
+    assert report.attentions == 4 and max(found) < 1e-5
 
 
 class Compared(Attention):
