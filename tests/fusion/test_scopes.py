@@ -62,7 +62,7 @@ def test_methods_that_skip_the_layers_of_a_norm_are_refused(get, norm_cfg, rotat
 
 
 def test_export_trace_and_script_of_a_folded_model():
-    model = vit()
+    model = vit(depth=1)
     fuse_norms(model, rotate='hadamard')
     for compiled in (torch.jit.trace(model, X), torch.jit.script(model)):
         torch.testing.assert_close(compiled(X), model(X))
