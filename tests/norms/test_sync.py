@@ -18,6 +18,7 @@ from .cases import NORMS, OFFLINE, build, sequence
 CHANNELS, STEPS = 6, 24
 # How many of each step's 24 tokens the first process gets.
 SPLITS = [12, 12, 5, 24, 0, 17]
+COMPILED = 'UN compiled as one graph'
 
 
 def batches():
@@ -40,9 +41,10 @@ def train(norm, part, ranks=1, always_masked=False):
         y = norm(tx, padded[tokens] if t % 3 == 0 or t == 23 or always_masked else None)
         # DistributedDataParallel takes the mean of the ranks' gradients.
         y.backward(dy[tokens] * ranks)
+        plain = getattr(norm, '_orig_mod', norm)
         out.append(dict(y=y.detach(), dx=tx.grad / ranks,
-                        **{name: p.grad / ranks for name, p in norm.named_parameters()},
-                        state={key: value.clone() for key, value in norm.state_dict().items()}))
+                        **{name: p.grad / ranks for name, p in plain.named_parameters()},
+                        state={key: value.clone() for key, value in plain.state_dict().items()}))
     return out
 
 
@@ -51,7 +53,11 @@ def train_in_parts(rank):
         split = SPLITS[t % len(SPLITS)]
         return slice(split, None) if rank else slice(split)
 
-    return {name: train(convert_sync(build(name, CHANNELS).double()), part, ranks=2) for name in OFFLINE}
+    found = {name: train(convert_sync(build(name, CHANNELS).double()), part, ranks=2) for name in OFFLINE}
+    compiled = torch.compile(convert_sync(build('UN', CHANNELS).double()), fullgraph=compiles_as_one_graph(),
+                             backend='aot_eager', dynamic=False)
+    half = slice(12 * rank, 12 + 12 * rank)
+    return {**found, COMPILED: train(compiled, lambda t: half, ranks=2, always_masked=True)}
 
 
 @pytest.fixture(scope='module')
@@ -60,9 +66,9 @@ def in_parts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', OFFLINE)
+@pytest.mark.parametrize('name', [*OFFLINE, COMPILED])
 def test_two_processes_equal_one(name, in_parts):
-    whole = train(build(name, CHANNELS).double(), lambda t: slice(None))
+    whole = train(build('UN' if name == COMPILED else name, CHANNELS).double(), lambda t: slice(None))
     tol = dict(rtol=1e-10, atol=1e-11)
     for step, a, b in zip(whole, in_parts[0][name], in_parts[1][name], strict=True):
         for key in ('y', 'dx'):
@@ -169,22 +175,6 @@ def test_a_model_in_ddp_with_and_without_activation_checkpointing():
         torch.testing.assert_close((loss_a + loss_b) / 2, losses, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(state_a, net.state_dict(), rtol=1e-8, atol=1e-9)
         torch.testing.assert_close(state_a, state_b, rtol=1e-12, atol=1e-12)
-
-
-def train_compiled(rank):
-    norm = convert_sync(build('UN', CHANNELS).double())
-    return train(torch.compile(norm, fullgraph=compiles_as_one_graph(), backend='aot_eager', dynamic=False),
-                 lambda t: slice(12 * rank, 12 + 12 * rank), ranks=2, always_masked=True)
-
-
-@pytest.mark.slow
-def test_compiled_as_one_graph():
-    whole = train(build('UN', CHANNELS).double(), lambda t: slice(None))
-    a, b = processes.run(train_compiled)
-    for step, one, other in zip(whole, a, b, strict=True):
-        torch.testing.assert_close(torch.cat([one['dx'], other['dx']]), step['dx'], rtol=1e-9, atol=1e-10)
-        for key, value in step['state'].items():
-            torch.testing.assert_close(one['state'][f'_orig_mod.{key}'], value, rtol=1e-9, atol=1e-10)
 
 
 def test_without_a_process_group_it_is_un():
