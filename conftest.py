@@ -15,7 +15,10 @@ from mmengine.registry import DefaultScope
 
 from tests import tiny_runs
 
-gc.freeze()  # each data set collects garbage, and half a million objects of libraries are not
+
+def pytest_collection_finish():
+    """Each data set and each fold collects garbage, and half a million objects of libraries are not."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

@@ -21,16 +21,13 @@ SOFTMAX = dict(token_dims=8, use_performer=False)
 PERFORMER = dict(token_dims=8, use_performer=True)
 
 
-@pytest.mark.parametrize('norm_type, norm_class, use_performer', [('UN', UN, True), ('LN', nn.LayerNorm, False)])
-def test_t2t_vit_14_has_33_norms_of_the_asked_type(norm_type, norm_class, use_performer):
-    model = UNT2TViT(norm_cfg=dict(type=norm_type), t2t_cfg=dict(use_performer=use_performer))
-    assert count(model, norm_class) == count(model, (UN, nn.LayerNorm)) == 2 * 14 + 1 + 4 == 33
-    assert count(model, PerformerLayer) == 2 * use_performer
-
-
-def test_parameter_count_of_t2t_vit_14():
-    """21.5 M in arXiv 2101.11986."""
+def test_t2t_vit_14():
+    """33 norms of the type that is asked for, and the 21.5 M parameters of arXiv 2101.11986."""
     backbone = MMPRETRAIN_MODELS.build(dict(type='UNT2TViT'))
+    stock = UNT2TViT(norm_cfg=dict(type='LN'), t2t_cfg=dict(use_performer=False))
+    for model, norm, performers in ((backbone, UN, 2), (stock, nn.LayerNorm, 0)):
+        assert count(model, norm) == count(model, (UN, nn.LayerNorm)) == 2 * 14 + 1 + 4 == 33
+        assert count(model, PerformerLayer) == performers
     head = MMPRETRAIN_MODELS.build(dict(type='VisionTransformerClsHead', num_classes=1000, in_channels=384))
     parameters = [p for model in (backbone, head) for p in model.parameters()]
     assert sum(p.numel() for p in parameters if p.requires_grad) == sum(p.numel() for p in parameters) == 21_465_806

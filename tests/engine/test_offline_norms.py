@@ -165,7 +165,7 @@ def test_a_loss_scale_cancels(norm):
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (scaled, plain)]
     scaler = cpu_grad_scaler(init_scale=2.**20, growth_interval=5)
     skipped, scales = [], []
-    for step in range(120):
+    for step in range(60):
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss = scaled(*batch(step))['loss']
@@ -182,7 +182,7 @@ def test_a_loss_scale_cancels(norm):
         else:
             loss.backward()
             optimizers[1].step()
-    assert skipped == [5, 22, 39, 56, 73, 90, 107] and len(set(scales)) > 3
+    assert skipped == [5, 22, 39, 56] and len(set(scales)) > 3
     torch.testing.assert_close(scaled.state_dict(), plain.state_dict(), rtol=0, atol=0)
 
 

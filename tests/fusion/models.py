@@ -81,6 +81,12 @@ def swin_classifier(norm_cfg=UN, **kwargs):
     return classifier(swin_backbone(norm_cfg=norm_cfg, **kwargs), 16)
 
 
+def one_stage_swin(depth=2, **kwargs):
+    """mmunorm's Swin with one stage of two blocks: 6 norms."""
+    arch = dict(embed_dims=8, depths=[depth], num_heads=[2])
+    return classifier(swin_backbone(arch=arch, out_indices=(0, ), **kwargs), 8)
+
+
 def stock_swin_classifier(norm_cfg=UN):
     """mmpretrain's Swin with `norm_cfg` wherever its arguments reach: 11 norms."""
     stage = dict(block_cfgs=dict(norm_cfg=norm_cfg), downsample_cfg=dict(norm_cfg=norm_cfg))
@@ -152,6 +158,11 @@ def folded_tiny_vit():
     model = randomize(replace_norms(tiny_vit(), UN), gamma='none')
     fuse_norms(model, strict=True, example=torch.randn(1, 3, 16, 16))
     return model
+
+
+def one_stage_timm_swin(depth=2):
+    """The same with one stage, for images of any size: 6 norms."""
+    return timm_swin(strict_img_size=False, depths=(depth, ), num_heads=(2, ))
 
 
 def timm_vit(**kwargs):

@@ -151,7 +151,7 @@ def test_hooks(part, register):
     (f'{BLOCK}.attn', 'norm1', 'hook'), (f'{BLOCK}.attn.w_msa', 'norm1', 'forward'), ('neck', '', 'hook')])
 def test_what_changes_the_values_between_a_norm_and_its_reader(name, norm, how):
     """A hook, or a forward of the instance, that squares what passes: it would see other values."""
-    model = models.swin_classifier()
+    model = models.one_stage_swin()
     part = model.get_submodule(name)
     stock = part.forward
 
@@ -163,17 +163,17 @@ def test_what_changes_the_values_between_a_norm_and_its_reader(name, norm, how):
         part.register_forward_pre_hook(square)
     else:
         part.forward = lambda *args, **kwargs: stock(*square(part, args), **kwargs)
-    kept = [f'{BLOCK}.{norm}' if norm else 'backbone.norm1']
+    kept = [f'{BLOCK}.{norm}' if norm else 'backbone.norm0']
     report = models.assert_folds(model, (37, 45), kept=kept)
     if how == 'hook':
         assert report.kept[0].where.startswith('its output is consumed by pow')
 
 
 def test_hooks_elsewhere_do_not_matter():
-    model, calls = models.swin_classifier(), []
-    for name in (BLOCK, 'backbone.stages.1', ''):
+    model, calls = models.one_stage_swin(), []
+    for name in (BLOCK, 'backbone.stages.0', ''):
         model.get_submodule(name).register_forward_hook(lambda *args: calls.append(args))
-    models.assert_folds(model, (37, 45), count=11)
+    models.assert_folds(model, (37, 45), count=6)
     assert calls
 
 
@@ -243,7 +243,7 @@ class OtherMask(ShiftWindowMSA):
     (f'{BLOCK}.attn', OtherMask, {f'{BLOCK}.norm1': 'padd'}),
 ])
 def test_subclasses(name, cls, norms):
-    model = models.swin_classifier()
+    model = models.one_stage_swin()
     model.get_submodule(name).__class__ = cls
     for fold in models.assert_folds(model, (37, 45), kept=norms).kept:
         assert re.search(norms[fold.norm], fold.where), fold.where

@@ -28,7 +28,10 @@ class Attention(nn.Module):
 
     def forward(self, x):
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(((q @ k.mT) * 0.3).softmax(-1).matmul(v).transpose(1, 2).flatten(2))
+        return self.read((q @ k.mT) * 0.3, v)
+
+    def read(self, scores, v):
+        return self.proj(scores.softmax(-1).matmul(v).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
@@ -159,17 +162,8 @@ def test_keys_and_values_lose_their_mean():
 class HeadsLast(Attention):
     """As NesT of timm: the layer after it reads the first channel of each head, then the second."""
 
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self.proj(((q @ k.mT) * 0.3).softmax(-1).matmul(v).permute(0, 2, 3, 1).flatten(2))
-
-
-def test_heads_that_are_read_in_another_order():
-    model = ViT()
-    for block in model.blocks:
-        block.attn = HeadsLast(8)
-    folded, report = check_exact(randomized(model), IMAGES, calibration=IMAGES)
-    assert report.attentions == 4 and means(folded, IMAGES)[2].abs().max() < 1e-5
+    def read(self, scores, v):
+        return self.proj(scores.softmax(-1).matmul(v).permute(0, 2, 3, 1).flatten(2))
 
 
 class Grouped(nn.Module):
@@ -202,19 +196,25 @@ def test_groups_of_queries_share_a_key(rotate):
 
 class Compared(Attention):
 
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        scores = (q @ k.mT) * 0.3
-        y = self.proj(scores.softmax(-1).matmul(v).transpose(1, 2).flatten(2))
-        return y if bool((scores < 1e9).all()) else x
+    def read(self, scores, v):
+        y = super().read(scores, v)
+        return y if bool((scores < 1e9).all()) else -y
+
+
+def fold_with(attention):
+    model = ViT()
+    for block in model.blocks:
+        block.attn = attention(8)
+    return check_exact(randomized(model), IMAGES, calibration=IMAGES)
+
+
+def test_heads_that_are_read_in_another_order():
+    folded, report = fold_with(HeadsLast)
+    assert report.attentions == 4 and means(folded, IMAGES)[2].abs().max() < 1e-5
 
 
 def test_keys_whose_scores_are_compared_keep_their_mean():
-    model = ViT()
-    for block in model.blocks:
-        block.attn = Compared(8)
-    model = randomized(model)
-    folded, report = check_exact(model, IMAGES, calibration=IMAGES)
+    folded, report = fold_with(Compared)
     keys, values = means(folded, IMAGES)[1:]
     assert report.attentions == 2 and keys.abs().max() > 0.1 and values.abs().max() < 1e-5
 

@@ -1,5 +1,6 @@
 """What is done with a folded model: copied, saved, loaded, compiled, wrapped, trained on."""
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -32,9 +33,14 @@ def test_twice_is_once():
     models.assert_equal(models.outputs(model.float().double(), X), before, rtol=1e-4)
 
 
+def one_stage_mmdet():
+    backbone = models.mmdet_swin(depths=(2, ), num_heads=(2, ), strides=(4, ), out_indices=(0, ))
+    return models.detector(backbone=backbone, in_channels=[8], num_outs=1)
+
+
 @pytest.mark.parametrize('make, gammas', [
-    (models.swin_classifier, ('some', 'none')), (models.mmdet_detector, ('none', 'some')),
-    (lambda: models.timm_swin(strict_img_size=False), ('some', 'none'))], ids=['ours', 'mmdet', 'timm'])
+    (models.one_stage_swin, ('some', 'none')), (one_stage_mmdet, ('none', 'some')),
+    (models.one_stage_timm_swin, ('some', 'none'))])
 def test_copies_pickles_and_state_dicts(make, gammas, tmp_path):
     """The padding comes with them, its marker included, whatever another folded model was folded from."""
     model, before = folded(make, gammas[0])
@@ -47,25 +53,21 @@ def test_copies_pickles_and_state_dicts(make, gammas, tmp_path):
     models.assert_equal(models.outputs(other, X), before)
 
 
-@pytest.mark.parametrize('load', [
-    lambda model, state: model.load_state_dict(state),
-    lambda model, state: load_state_dict(model, state, strict=False)])
-def test_checkpoints_of_the_other_kind_are_refused(load):
-    model, unfolded = folded(models.swin_classifier)[0], models.swin_classifier().double()
-    with pytest.raises(RuntimeError, match='weight: the model is folded, but this checkpoint is not.*fuse_norms'):
-        load(model, unfolded.state_dict())
-    with pytest.raises(RuntimeError, match='this checkpoint is of a folded model, but this model has norms'):
-        load(unfolded, model.state_dict())
+def test_checkpoints_of_the_other_kind_are_refused():
+    model, unfolded = folded(models.one_stage_swin)[0], models.one_stage_swin().double()
+    for load in (nn.Module.load_state_dict, partial(load_state_dict, strict=False)):
+        with pytest.raises(RuntimeError, match='weight: the model is folded, but this checkpoint is not.*fuse_norms'):
+            load(model, unfolded.state_dict())
+        with pytest.raises(RuntimeError, match='this checkpoint is of a folded model, but this model has norms'):
+            load(unfolded, model.state_dict())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('make, through_wrapper', [
-    (lambda: models.classifier(models.swin_backbone(
-        arch=dict(embed_dims=8, depths=[2], num_heads=[2]), out_indices=(0, )), 8), False),
-    (lambda: models.timm_swin(strict_img_size=False, depths=(2, ), num_heads=(2, )), True)], ids=['ours', 'timm'])
+    (models.one_stage_swin, False), (models.one_stage_timm_swin, True)])
 def test_compiled_before_and_after_folding(make, through_wrapper):
     torch._dynamo.reset()
-    model = models.randomize(make().double())
+    model = models.randomize(make(depth=1).double())
     before = models.outputs(model, X)
     compiled = torch.compile(model, backend='eager' if through_wrapper else 'aot_eager').eval()
     with torch.no_grad():
@@ -100,7 +102,8 @@ def test_gradients_flow():
 
 @pytest.mark.parametrize('frozen', [True, False])
 def test_a_new_bias_is_frozen_as_its_weight_is(frozen):
-    model = models.swin_classifier(frozen_stages=0 if frozen else -1).eval()
+    arch = dict(embed_dims=8, depths=[1, 1], num_heads=[2, 4])
+    model = models.swin_classifier(arch=arch, frozen_stages=0 if frozen else -1).eval()
     merging, = (m for m in model.modules() if isinstance(m, nn.Linear) and m.bias is None)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     for module in model.modules():

@@ -39,9 +39,9 @@ def pickled(model):
     return torch.load(file, weights_only=False)
 
 
-def loaded(model):
+def loaded(model, fresh=vit):
     save_folded(model, 'folded.pth')
-    return load_folded('folded.pth', vit())
+    return load_folded('folded.pth', fresh())
 
 
 @pytest.mark.parametrize('get, norm_cfg, rotate', [
@@ -62,7 +62,7 @@ def test_methods_that_skip_the_layers_of_a_norm_are_refused(get, norm_cfg, rotat
 
 
 def test_export_trace_and_script_of_a_folded_model():
-    model = vit()
+    model = vit(depth=1)
     fuse_norms(model, rotate='hadamard')
     for compiled in (torch.jit.trace(model, X), torch.jit.script(model)):
         torch.testing.assert_close(compiled(X), model(X))
@@ -264,17 +264,9 @@ def test_methods_that_examples_call(runs_forward):
 
 # Layers that hold a norm and are replaced.
 
-make = models.tiny_vit
-
-
 @pytest.fixture(scope='module')
 def folded():
     return models.folded_tiny_vit()
-
-
-def read_back(model, folder):
-    save_folded(model, folder / 'folded.pth')
-    return load_folded(folder / 'folded.pth', make())
 
 
 def cosine(self, x):
@@ -288,10 +280,10 @@ def cosine(self, x):
     lambda model: setattr(model, 'head', Block(cosine, dict(weight=nn.Parameter(torch.randn(7, 16))))),
     lambda model: setattr(model, 'head', nn.Sequential(nn.Dropout(), nn.Linear(16, 3)))],
     ids=['reset_to_0', 'reset_to_7', 'other_layer', 'pass', 'cosine', 'sequential'])
-@pytest.mark.parametrize('get', [lambda model, _: copy.deepcopy(model), lambda model, _: pickled(model), read_back],
+@pytest.mark.parametrize('get', [copy.deepcopy, pickled, lambda model: loaded(model, models.tiny_vit)],
                          ids=['copy', 'pickled', 'loaded'])
-def test_another_layer_is_a_warning_once(get, replace, folded, tmp_path):
-    model, x = get(folded, tmp_path), torch.randn(1, 3, 16, 16)
+def test_another_layer_is_a_warning_once(get, replace, folded, in_a_folder):
+    model, x = get(folded), torch.randn(1, 3, 16, 16)
     assert held_norms(model) == held_norms(folded) == {
         'blocks.0.attn.qkv': ['blocks.0.norm1'], 'blocks.0.mlp.fc1': ['blocks.0.norm2'], 'head': ['norm']}
     replace(model)

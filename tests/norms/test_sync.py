@@ -15,9 +15,10 @@ from .. import processes
 from ..versions import compiles_as_one_graph
 from .cases import NORMS, OFFLINE, build, sequence
 
-CHANNELS, STEPS = 6, 30
+CHANNELS, STEPS = 6, 24
 # How many of each step's 24 tokens the first process gets.
 SPLITS = [12, 12, 5, 24, 0, 17]
+COMPILED = 'UN compiled as one graph'
 
 
 def batches():
@@ -30,19 +31,20 @@ def batches():
         yield t, torch.from_numpy(x), torch.from_numpy(dy), torch.from_numpy(padded)
 
 
-def train(norm, part, ranks=1):
+def train(norm, part, ranks=1, always_masked=False):
     """Trains on `part(t)` of every step's tokens; outputs, gradients and state of each."""
     out = []
     for t, x, dy, padded in batches():
         tokens = part(t)
         tx = x[tokens].requires_grad_()
         norm.zero_grad()
-        y = norm(tx, padded[tokens] if t % 3 == 0 or t == 23 else None)
+        y = norm(tx, padded[tokens] if t % 3 == 0 or t == 23 or always_masked else None)
         # DistributedDataParallel takes the mean of the ranks' gradients.
         y.backward(dy[tokens] * ranks)
+        plain = getattr(norm, '_orig_mod', norm)
         out.append(dict(y=y.detach(), dx=tx.grad / ranks,
-                        **{name: p.grad / ranks for name, p in norm.named_parameters()},
-                        state={key: value.clone() for key, value in norm.state_dict().items()}))
+                        **{name: p.grad / ranks for name, p in plain.named_parameters()},
+                        state={key: value.clone() for key, value in plain.state_dict().items()}))
     return out
 
 
@@ -51,7 +53,11 @@ def train_in_parts(rank):
         split = SPLITS[t % len(SPLITS)]
         return slice(split, None) if rank else slice(split)
 
-    return {name: train(convert_sync(build(name, CHANNELS).double()), part, ranks=2) for name in OFFLINE}
+    found = {name: train(convert_sync(build(name, CHANNELS).double()), part, ranks=2) for name in OFFLINE}
+    compiled = torch.compile(convert_sync(build('UN', CHANNELS).double()), fullgraph=compiles_as_one_graph(),
+                             backend='aot_eager', dynamic=False)
+    half = slice(12 * rank, 12 + 12 * rank)
+    return {**found, COMPILED: train(compiled, lambda t: half, ranks=2, always_masked=True)}
 
 
 @pytest.fixture(scope='module')
@@ -60,9 +66,9 @@ def in_parts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', OFFLINE)
+@pytest.mark.parametrize('name', [*OFFLINE, COMPILED])
 def test_two_processes_equal_one(name, in_parts):
-    whole = train(build(name, CHANNELS).double(), lambda t: slice(None))
+    whole = train(build('UN' if name == COMPILED else name, CHANNELS).double(), lambda t: slice(None))
     tol = dict(rtol=1e-10, atol=1e-11)
     for step, a, b in zip(whole, in_parts[0][name], in_parts[1][name], strict=True):
         for key in ('y', 'dx'):
@@ -78,6 +84,7 @@ def test_two_processes_equal_one(name, in_parts):
 
 
 def no_tokens(rank):
+    """And a small variance with a large mean."""
     results = []
     for name in OFFLINE:
         norm = convert_sync(build(name, CHANNELS))
@@ -89,14 +96,25 @@ def no_tokens(rank):
         norm.eval()(torch.randn(rank, CHANNELS))  # without the other process
         if rank:
             norm(torch.randn(3, CHANNELS))
-    return results
+    norm = convert_sync(NORMS['TokenBN'].build(4))
+    norm(with_a_large_mean()[rank * 700:700 + rank * 1300])
+    return results, norm
+
+
+def with_a_large_mean():
+    return torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)) + 1e4
 
 
 def test_no_tokens_anywhere_and_no_communication_in_eval():
-    for name, one, other in zip(OFFLINE, *processes.run(no_tokens), strict=True):
+    (first, norm), (second, norm_of_second) = processes.run(no_tokens)
+    for name, one, other in zip(OFFLINE, first, second, strict=True):
         assert one['num_batches_tracked'] == 3
         for key, value in one.items():
             assert value.isfinite().all() and torch.equal(value, other[key]), (name, key)
+    var, mean = torch.var_mean(with_a_large_mean().double(), 0)
+    for tracked in (norm, norm_of_second):
+        torch.testing.assert_close(tracked.running_var, 0.9 + 0.1 * var.float(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(tracked.running_mean, 0.1 * mean.float(), rtol=1e-6, atol=0)
 
 
 class Net(nn.Module):
@@ -120,7 +138,7 @@ class Net(nn.Module):
         return self.last(x).square().mean()
 
 
-def train_net(net, rank, ranks, steps=16):
+def train_net(net, rank, ranks, steps=10):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     losses = []
     for step in range(steps):
@@ -157,36 +175,6 @@ def test_a_model_in_ddp_with_and_without_activation_checkpointing():
         torch.testing.assert_close((loss_a + loss_b) / 2, losses, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(state_a, net.state_dict(), rtol=1e-8, atol=1e-9)
         torch.testing.assert_close(state_a, state_b, rtol=1e-12, atol=1e-12)
-
-
-def train_compiled(rank):
-    norm = convert_sync(build('UN', CHANNELS).double())
-    return train(torch.compile(norm, fullgraph=compiles_as_one_graph(), backend='aot_eager', dynamic=False),
-                 lambda t: slice(12 * rank, 12 + 12 * rank), ranks=2)
-
-
-@pytest.mark.slow
-def test_compiled_as_one_graph():
-    whole = train(build('UN', CHANNELS).double(), lambda t: slice(None))
-    a, b = processes.run(train_compiled)
-    for step, one, other in zip(whole, a, b, strict=True):
-        torch.testing.assert_close(torch.cat([one['dx'], other['dx']]), step['dx'], rtol=1e-9, atol=1e-10)
-        for key, value in step['state'].items():
-            torch.testing.assert_close(one['state'][f'_orig_mod.{key}'], value, rtol=1e-9, atol=1e-10)
-
-
-def small(rank):
-    x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)) + 1e4
-    norm = convert_sync(NORMS['TokenBN'].build(4))
-    norm(x[rank * 700:700 + rank * 1300])
-    return norm.running_var, norm.running_mean
-
-
-def test_a_small_variance_with_a_large_mean():
-    x = torch.randn(2000, 4, generator=torch.Generator().manual_seed(0)) + 1e4
-    for var, mean in processes.run(small):
-        torch.testing.assert_close(var, 0.9 + 0.1 * x.double().var(0).float(), rtol=1e-5, atol=0)
-        torch.testing.assert_close(mean, 0.1 * x.double().mean(0).float(), rtol=1e-6, atol=0)
 
 
 def test_without_a_process_group_it_is_un():

@@ -19,6 +19,8 @@ from mmcv.utils import collect_env
 from mmcv.utils.ext_loader import check_ops_exist
 from mmengine.utils.dl_utils import mmcv_full_available
 
+from .. import processes
+
 pytestmark = pytest.mark.skipif(Path(mmcv_ext.__file__).name != 'mmcv_ext.py', reason='mmcv has operators of its own')
 OPS = Path(mmunorm.ops.__file__)
 USED = {name for file in Path(mmcv.ops.__file__).parent.glob('*.py')
@@ -154,20 +156,13 @@ def test_every_other_operator_raises_when_called():
 
 
 # ---- install ---------------------------------------------------------------------------------------
-def run(code, path):
-    return subprocess.run([sys.executable, '-c', code], cwd=path, capture_output=True, text=True, timeout=300,
-                          check=True).stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('compiled', [True, False])
 def test_install_steps_aside_for_a_compiled_mmcv(tmp_path, compiled):
     package = tmp_path / 'mmcv'
     package.mkdir()
-    (package / '__init__.py').touch()
-    if compiled:
-        (package / '_ext.py').touch()
-    out = run(f'''
+    for path in (package / '__init__.py', tmp_path / 'torch.py', *[package / '_ext.py'] * compiled):
+        path.touch()
+    code = f'''
 import sys
 sys.path.append({str(OPS.parents[1])!r})  # without the package around it
 import mmcv, ops
@@ -181,7 +176,8 @@ from mmcv import _ext
 assert _ext is mmcv._ext is sys.modules['mmcv._ext'] and _ext.__spec__.origin == found.origin
 assert find_spec('mmcv._ext') is _ext.__spec__
 assert find_spec('mmcv._other') is None
-print(_ext.__file__)''', tmp_path)
+print(_ext.__file__)'''
+    out = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     expected = package / '_ext.py' if compiled else OPS.with_name('mmcv_ext.py')
     assert Path(out.strip()).samefile(expected)
 
@@ -196,10 +192,10 @@ def test_install_too_late_warns(monkeypatch):
     assert sys.meta_path[-1] is finder
 
 
-@pytest.mark.slow
+def operators_and_modules(rank):
+    return mmcv.ops.nms.__module__, {'torchmetrics', 'sacrebleu', 'sentencepiece'} & set(sys.modules)
+
+
 def test_import_in_a_fresh_interpreter():
-    assert run('''
-import mmunorm, sys
-print(sorted({'torchmetrics', 'sacrebleu', 'sentencepiece'} & set(sys.modules)))
-import mmdet.models, mmcv.ops
-print(mmcv.ops.nms.__module__)''', OPS.parents[2]).splitlines()[-2:] == ['[]', 'mmcv.ops.nms']
+    """Each process is forked from one that has imported mmunorm, and then mmdet."""
+    assert processes.run(operators_and_modules, processes=1) == [('mmcv.ops.nms', set())]

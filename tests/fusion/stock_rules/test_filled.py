@@ -14,15 +14,10 @@ def images(*size):
     return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def torchvision_swin():
-    model = SwinTransformer([4, 4], 8, [2, 2], [2, 4], [4, 4], num_classes=5)
-    return replace_norms(model, models.UN)
-
-
-@pytest.mark.parametrize('gamma', ['none', 'some'])
-def test_torchvision(gamma, tmp_path):
-    model, sizes = torchvision_swin(), [images(36, 52), images(32, 32), images(45, 70)]
-    report = models.fold(model, *sizes, gamma=gamma, strict=True, example=sizes[0])
+def test_torchvision(tmp_path):
+    model = replace_norms(SwinTransformer([4, 4], 8, [2, 2], [2, 4], [4, 4], num_classes=5), models.UN)
+    sizes = [images(36, 52), images(32, 32), images(45, 70)]
+    report = models.fold(model, *sizes, strict=True, example=sizes[0])
     assert len(report.folded) == 11 and sum('padding filled' in fold.where for fold in report.folded) == 4
     torch.save(model, tmp_path / 'model.pth')
     for twin in (copy.deepcopy(model), torch.load(tmp_path / 'model.pth', weights_only=False)):
@@ -49,13 +44,13 @@ def test_transformers(name, count):
     models.assert_equal(before[1:], before[:1])
 
 
-@pytest.mark.parametrize('make, traced, sizes', [
-    (lambda: models.swin_classifier(pad_small_map=True), (32, 32), [(40, 40), (48, 40), (40, 56)]),
-    (lambda: models.timm_swin(strict_img_size=False), (32, 32), [(36, 36), (44, 60)]),
-    (lambda: models.timm_swin(strict_img_size=False), (36, 44), [(32, 32), (44, 60)])], ids=['ours', 'timm', 'padded'])
-@pytest.mark.parametrize('gamma', ['none', 'some'])
+@pytest.mark.parametrize('make, gamma, traced, sizes', [
+    (models.one_stage_swin, 'none', (32, 32), [(40, 40)]),
+    (models.one_stage_swin, 'some', (32, 32), [(40, 40), (48, 40), (40, 56)]),
+    (models.one_stage_timm_swin, 'some', (32, 32), [(36, 36), (44, 60)]),
+    (models.one_stage_timm_swin, 'some', (36, 44), [(32, 32), (44, 60)])])
 @pytest.mark.filterwarnings('ignore::torch.jit.TracerWarning', 'ignore:.*torch.jit.trace.*')
-def test_a_trace_is_right_at_other_sizes(make, traced, sizes, gamma):
+def test_a_trace_is_right_at_other_sizes(make, gamma, traced, sizes):
     """Where the map of the trace has no padding, those of others have."""
     model = models.randomize(make().double(), gamma=gamma)
     fuse_norms(model, strict=True)

@@ -23,14 +23,13 @@ if __name__ == '__main__':
     if not hasattr(compiler, 'ASTSource'):
         print('the compiler of Triton 2 asks for a GPU')
         sys.exit(77)  # test_triton.py skips
-    for gpu, dtype in ((80, '*fp16'), (90, '*bf16')):
-        for flags, vector in ((None, None), (FLAGS, FLOAT)):
-            compile_for(gpu, kernels._products, x=dtype, dy=dtype, rstd=FLOAT, mean=vector, valid=flags, partial=FLOAT,
-                        factor='fp32')
-            compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=vector, rstd=FLOAT, dy=dtype, direct=FLOAT,
-                        valid=flags, out=dtype)
-            compile_for(gpu, kernels._products, x=dtype, dy=None, rstd=None, mean=None, valid=flags, partial=FLOAT,
-                        factor='fp32')
+    for gpu, dtype, flags, vector in ((80, '*fp16', None, None), (90, '*bf16', FLAGS, FLOAT)):
+        compile_for(gpu, kernels._products, x=dtype, dy=dtype, rstd=FLOAT, mean=vector, valid=flags, partial=FLOAT,
+                    factor='fp32')
+        compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=vector, rstd=FLOAT, dy=dtype, direct=FLOAT,
+                    valid=flags, out=dtype)
+        compile_for(gpu, kernels._products, x=dtype, dy=None, rstd=None, mean=None, valid=flags, partial=FLOAT,
+                    factor='fp32')
         compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=FLOAT, rstd=None, dy=None, direct=None,
                     valid=None, out=dtype)
     for gpu, number, flag in ((80, COUNT, FLAGS), (90, None, None)):
