@@ -1,5 +1,6 @@
 import copy
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -144,6 +145,10 @@ def test_the_heads_of_all_rows_do_the_same_work(detector, monkeypatch):
         task.equalize(list(rows.values()), before['UN'])
         notes = task.calibrate(rows['UN'], list(rows.values()))
         found = {name: task.run(model) for name, model in rows.items()}
+        counted = [measure.count(model, partial(task.run, model))[:2] for model in rows.values()]
+    assert counted == [(16, 0), (1, 15), (16, 0), (0, 0), (0, 0)]
+    for name, folded in (('LN', 'exact'), ('UN', 'UN folded')):
+        assert measure.largest_difference(before[folded], before[name])['relative'] < 1e-4
     for maps, others in zip(before['LN'], before['UN'], strict=True):
         assert not torch.allclose(maps, others, rtol=0.1)  # so that equal boxes are no accident
     expected = [sample.pred_instances for sample in found['UN']]

@@ -44,6 +44,7 @@ def test_a_checkpoint_is_measured_and_saved_folded(classifier, tmp_path, capsys,
 
 
 @pytest.mark.slow
+@pytest.mark.grid  # test_folding.py has what is special in detectors
 def test_detector(tmp_path, monkeypatch):
     detector = tiny_runs.write_detector(tmp_path)[0]
     monkeypatch.setattr(tasks, 'CANDIDATES', 5)
