@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.config import utils as config_utils
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
 from mmengine.runner import loops, runner
@@ -86,6 +87,7 @@ def skip_what_is_slow():
     loops.time = SimpleNamespace(sleep=lambda seconds: None)  # two seconds between epochs of an iteration-based loop
     yapf_api.FormatCode = lambda text, **_: (text, False)  # of each logged config
     runner.collect_env = dict  # starts a compiler
+    config_utils.load = cache(config_utils.load)  # 85 metafiles for each `mmpretrain::` in a config
     torch.onnx.export = _onnx_export
 
 

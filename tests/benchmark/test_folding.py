@@ -118,7 +118,7 @@ def test_rows_share_their_weights(small):
 def test_a_config_with_layer_norm_has_three_rows(small):
     """And the images have the channels of the model."""
     cfg = copy.deepcopy(small)
-    cfg.model.backbone.update(norm_cfg=dict(type='LN'), in_channels=1)
+    cfg.model.backbone.norm_cfg, cfg.model.backbone.in_channels = dict(type='LN'), 1
     cfg.data_preprocessor = dict(num_classes=2, mean=[78.], std=[96.], to_rgb=False)
     result = run_benchmark(cfg, Settings(batch_size=1, repeat=1))
     assert [row['name'] for row in result['rows']] == ['LN', 'exact', 'norm-free']
