@@ -10,7 +10,6 @@ from filelock import FileLock
 import mmunorm  # noqa: F401, before anything imports mmcv.ops
 
 # isort: split
-from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 from tests import tiny_runs
@@ -35,15 +34,14 @@ def _threads():
 
 
 @pytest.fixture(scope='session', autouse=True)
-def _no_pause():
-    tiny_runs.skip_pauses()
+def _what_is_slow():
+    tiny_runs.skip_what_is_slow()
 
 
 @pytest.fixture
 def in_a_folder(tmp_path, monkeypatch):
     """The tools are run from a folder other than the repository's."""
     monkeypatch.chdir(tmp_path)
-    tiny_runs.skip_config_formatting(monkeypatch)
 
 
 @pytest.fixture(scope='session')
@@ -58,9 +56,7 @@ def trained(tmp_path_factory):
         if not (folder / 'w/last_checkpoint').exists():
             shutil.rmtree(folder, ignore_errors=True)  # half of one
             config = tiny_runs.write_classifier(folder)
-            ln = folder / 'swin_ln_tiny.py'
-            ln.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", "dict(type='LN')"))
-            tiny_runs.save_weights(Config.fromfile(ln), folder / 'ln.pth', ('dark', 'light'))
+            tiny_runs.ln_twin(config)
             tiny_runs.call(tiny_runs.load_tool('train'), config, '--work-dir', folder / 'w')
     return folder
 

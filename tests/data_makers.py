@@ -12,25 +12,25 @@ from pycocotools import mask as mask_utils
 COCO_IDS = [i for i in range(1, 91) if i not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)]
 
 
-def make_coco(root, images=2, size=(72, 96), splits=('train2017', 'val2017')):
+def make_coco(root, images=2):
     """COCO 2017 in `root`: every image has a polygon, a compressed RLE and a crowd as a plain RLE."""
     rng = np.random.default_rng(0)
-    height, width = size
-    names = CocoDataset.METAINFO['classes']
+    height, width = 72, 96
     categories = [dict(id=i, name=name, supercategory='thing')
-                  for i, name in zip(COCO_IDS, names, strict=True)]
+                  for i, name in zip(COCO_IDS, CocoDataset.METAINFO['classes'], strict=True)]
+    compressed = mask_utils.frPyObjects(_plain_rle(height, width, [44, 20, 40, 40]), height, width)
+    objects = (([[8.0, 8.0, 40.0, 8.0, 40.0, 40.0, 8.0, 40.0]], [8, 8, 32, 32], 0, 1),
+               (dict(compressed, counts=compressed['counts'].decode()), [44, 20, 40, 40], 0, 90),
+               (_plain_rle(height, width, [0, 44, 30, 20]), [0, 44, 30, 20], 1, 18))
     (root / 'annotations').mkdir(parents=True)
-    for split in splits:
+    for split in ('train2017', 'val2017'):
         (root / split).mkdir()
         listed, annotations = [], []
         for image_id in range(1, images + 1):
             name = f'{image_id:012d}.jpg'
             cv2.imwrite(str(root / split / name), rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
             listed.append(dict(id=image_id, file_name=name, height=height, width=width))
-            for segmentation, box, crowd, category in (
-                    ([[8.0, 8.0, 40.0, 8.0, 40.0, 40.0, 8.0, 40.0]], [8, 8, 32, 32], 0, 1),
-                    (_rle(height, width, [44, 20, 40, 40]), [44, 20, 40, 40], 0, 90),
-                    (_plain_rle(height, width, [0, 44, 30, 20]), [0, 44, 30, 20], 1, 18)):
+            for segmentation, box, crowd, category in objects:
                 annotations.append(
                     dict(id=len(annotations) + 1, image_id=image_id, category_id=category, bbox=box,
                          area=box[2] * box[3], iscrowd=crowd, segmentation=segmentation))
@@ -38,24 +38,11 @@ def make_coco(root, images=2, size=(72, 96), splits=('train2017', 'val2017')):
         (root / 'annotations' / f'instances_{split}.json').write_text(text)
 
 
-def _box_mask(height, width, box):
-    mask = np.zeros((height, width), dtype=np.uint8, order='F')
-    x, y, w, h = box
-    mask[y:y + h, x:x + w] = 1
-    return mask
-
-
-def _rle(height, width, box):
-    rle = mask_utils.encode(_box_mask(height, width, box))
-    return dict(size=rle['size'], counts=rle['counts'].decode())
-
-
 def _plain_rle(height, width, box):
-    """Run lengths as COCO writes them for crowds: a list that begins with zeros, column by column."""
-    pixels = _box_mask(height, width, box).flatten(order='F')
-    ends = np.flatnonzero(np.diff(pixels)) + 1
-    counts = np.diff([0, *ends, pixels.size]).tolist()
-    return dict(size=[height, width], counts=counts if pixels[0] == 0 else [0, *counts])
+    """Run lengths of a box as COCO writes them for crowds: zeros and ones in turns, column by column."""
+    x, y, w, h = box
+    counts = [x * height + y, *[h, height - h] * (w - 1), h]
+    return dict(size=[height, width], counts=[*counts, height * width - sum(counts)])
 
 
 def make_imagenet(root, images=2, size=(240, 260)):

@@ -1,5 +1,7 @@
 """Every config is built; those with UN are trained one step and tested one step by the real tools."""
+import copy
 import re
+from functools import cache
 from pathlib import Path
 
 import mmdet
@@ -25,8 +27,11 @@ def norm_of(name):
     return next(norm for norm in ('ln', 'un') if f'_{norm}_' in f'{name}_')
 
 
+read = cache(lambda name: get_config(name) if '::' in name else Config.fromfile(FOLDER / f'{name}.py'))
+
+
 def load(name):
-    return get_config(name) if '::' in name else Config.fromfile(FOLDER / f'{name}.py')
+    return copy.deepcopy(read(name))
 
 
 # The models of other configs are compared with these.

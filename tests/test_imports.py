@@ -39,28 +39,18 @@ def imported(path):
                 yield tuple(alias.name.split('.'))
 
 
-def arrows():
-    """The modules of each package that import another one."""
-    found = defaultdict(set)
-    for path in (ROOT / 'mmunorm').glob('*/**/*.py'):
+def test_packages_import_few_others_and_only_those_below():
+    order, found = [*PACKAGES], defaultdict(set)  # the modules of each package that import another one
+    assert {path.parent.name for path in (ROOT / 'mmunorm').glob('*/__init__.py')} == {*order}
+    assert all(order.index(target) > order.index(source) for source in order for target in PACKAGES[source])
+    for path in (ROOT / 'mmunorm').rglob('*.py'):
         source = path.relative_to(ROOT / 'mmunorm').parts[0]
         for parts in imported(path):
-            if parts[0] == 'mmunorm' and len(parts) > 1 and (ROOT / 'mmunorm' / parts[1]).is_dir() and (
-                    parts[1] != source):
+            assert parts[0] != 'projects', path
+            if parts[0] == 'mmunorm' and {*parts[1:2]} & PACKAGES.keys() - {source} and source in PACKAGES:
                 found[source, parts[1]].add(str(path.relative_to(ROOT)))
-    return found
-
-
-def test_packages_import_few_others_and_only_those_below():
-    order, found = [*PACKAGES], arrows()
-    assert all(order.index(target) > order.index(source) for source in order for target in PACKAGES[source])
-    assert {arrow: paths for arrow, paths in found.items() if arrow[1] not in PACKAGES.get(arrow[0], ())} == {}
+    assert {arrow: paths for arrow, paths in found.items() if arrow[1] not in PACKAGES[arrow[0]]} == {}
     assert len(found) <= 28
-
-
-def test_projects_are_not_imported():
-    for path in (ROOT / 'mmunorm').rglob('*.py'):
-        assert not any(parts[0] == 'projects' for parts in imported(path)), path
 
 
 TOOLS = sorted(path for pattern in ('tools/*.py', 'tools/*/*.py', 'projects/*/tools/*.py')

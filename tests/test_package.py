@@ -1,14 +1,18 @@
-"""The wheel, as `pip install` unpacks it, without the repository."""
+"""The wheel, as `pip install` unpacks it, without the repository, also in mmpretrain's own `train.py` and `test.py`."""
 import re
+import runpy
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
+import mmpretrain
 import pytest
+import torch
 
 import mmunorm.__main__
 
-from . import tiny_runs
+from . import processes, tiny_runs
 
 pytestmark = pytest.mark.slow
 
@@ -48,22 +52,55 @@ def test_its_tools_are_listed(installed, monkeypatch, capsys):
         assert {'train', 'test', 'infer', 'dist_train', 'analysis/fuse_and_benchmark'} <= listed
 
 
-def test_a_config_on_one_of_its_own_trains(installed, tmp_path):
-    config = tiny_runs.write_classifier(tmp_path)
-    config.write_text(config.read_text().replace(f'{tiny_runs.ROOT}/configs', 'mmunorm::configs'))
-    code = """
-from mmunorm import __main__
-__main__.main()
+CONFIG = """
+_base_ = ['{base}']
+custom_imports = dict(imports=['mmunorm'])
+custom_hooks = [dict(type='OfflineNormHook')]
+train_cfg = dict(max_epochs=2, val_interval=1)
 """
-    done = subprocess.run([sys.executable, '-c', code, 'train', config, '--work-dir', 'w'],
-                          cwd=tmp_path, capture_output=True, text=True,
+RUN = """
+import runpy, sys
+sys.argv = [*{stock!r}]
+runpy.run_path(sys.argv[0], run_name='__main__')
+from mmunorm.__main__ import main
+main({own!r})
+"""
+
+
+def test_mmpretrains_own_tools_train_and_resume_and_its_tools_test(installed, tmp_path):
+    """With the lines of README in a config. mmdet's train.py runs in test_readme.py; its test.py imports mmcv's
+    operators before it reads the config."""
+    tools = Path(mmpretrain.__file__).parent / '.mim/tools'
+    base, config, own = tiny_runs.write_classifier(tmp_path), tmp_path / 'config.py', tmp_path / 'own.py'
+    config.write_text(CONFIG.format(base=base))
+    own.write_text(base.read_text().replace(f'{tiny_runs.ROOT}/configs', 'mmunorm::configs'))
+    work_dir = tmp_path / 'w'
+    # The stock tools ask for workers that persist.
+    options = ['--work-dir', str(work_dir), '--cfg-options', *(
+        f'{split}_dataloader.persistent_workers=False' for split in ('train', 'val', 'test'))]
+    # In a process that has imported nothing: the config brings mmunorm.
+    code = RUN.format(stock=[str(tools / 'train.py'), str(config), *options],
+                      own=['test', str(own), str(work_dir / 'epoch_2.pth'), '--work-dir', str(tmp_path / 'tested')])
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True,
                           env=dict(PYTHONPATH=str(installed), PATH='/usr/bin:/bin', OMP_NUM_THREADS='1'))
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / 'w/epoch_1.pth').is_file()
+    log = next(work_dir.glob('*/*.log')).read_text()
+    assert 'OfflineNormHook' in log and 'never leaves its warm-up' not in log
+    last, first = sorted(work_dir.glob('*.pth'), reverse=True)
+    steps = tiny_runs.checkpoint(last)['state_dict']['backbone.norm1.num_batches_tracked']
+    tested, = (tmp_path / 'tested').glob('*/*.json')
+    assert 'accuracy/top1' in tested.read_text()
+
+    last.unlink()
+    (work_dir / 'last_checkpoint').write_text(str(first))
+    assert processes.run_tool(tools / 'train.py', config, '--resume', *options) == [0]
+    assert tiny_runs.checkpoint(last)['state_dict']['backbone.norm1.num_batches_tracked'] == steps
+    assert processes.run_tool(tools / 'test.py', config, last, *options) == [0]
+    metrics = max(work_dir.glob('*/*.json'), key=lambda path: path.stat().st_mtime).read_text()
+    assert 'accuracy/top1' in metrics
 
 
-def test_an_old_torch_is_one_clear_line():
-    code = "import torch; torch.__version__ = '2.0.1+cu117'; import mmunorm"
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1] == (
-        'ImportError: mmunorm needs torch 2.1 or newer, and this Python has 2.0.1+cu117.')
+def test_an_old_torch_is_one_clear_line(monkeypatch):
+    monkeypatch.setattr(torch, '__version__', '2.0.1+cu117')
+    with pytest.raises(ImportError, match=r'^mmunorm needs torch 2.1 or newer, and this Python has 2\.0\.1\+cu117\.$'):
+        runpy.run_path(mmunorm.__file__)

@@ -1,8 +1,10 @@
 """Runs of the real tools, in this process, on tiny data."""
+import copy
 import gc
 import importlib.util
 import json
 import math
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 from mmengine.config import Config
+from mmengine.config import utils as config_utils
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS
-from mmengine.runner import loops
+from mmengine.runner import loops, runner
 from mmengine.utils import ManagerMixin
 from mmpretrain.registry import DATASETS
 from torch import nn
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from yapf.yapflib import yapf_api
 
 from mmunorm.compat import add_safe_globals
 from mmunorm.config.models import build_model
@@ -32,11 +36,11 @@ _base_ = ['mmpretrain::_base_/default_runtime.py', '{root}/configs/_base_/mmunor
 model = dict(
     type='ImageClassifier',
     backbone=dict(
-        type='UNSwinTransformer', arch=dict(embed_dims=12, depths=[1, 1], num_heads=[1, 2]),
-        img_size=32, window_size=4, out_indices=(1, ), drop_path_rate=0.0,
+        type='UNSwinTransformer', arch=dict(embed_dims=12, depths={depths}, num_heads={heads}),
+        img_size=32, window_size=4, out_indices=({last}, ), drop_path_rate=0.0,
         norm_cfg=dict(type='UN', warmup_iters=1)),
     neck=dict(type='GlobalAveragePooling'),
-    head=dict(type='LinearClsHead', num_classes=2, in_channels=24))
+    head=dict(type='LinearClsHead', num_classes=2, in_channels={channels}))
 data_preprocessor = dict(mean=[127.0] * 3, std=[127.0] * 3, to_rgb=True, num_classes=2)
 pipeline = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=32), dict(type='PackInputs')]
 train_dataloader = dict(
@@ -60,8 +64,11 @@ model = dict(
     backbone=dict(
         arch=dict(
             _delete_=True, embed_dims=12, depths=[1, 1, 1, 1], num_heads=[1, 2, 4, 8]), init_cfg=None),
-    neck=dict(in_channels=[12, 24, 48, 96]),
-    roi_head=dict(bbox_head=dict(fc_out_channels=16)))
+    neck=dict(in_channels=[12, 24, 48, 96], out_channels=32),
+    rpn_head=dict(in_channels=32, feat_channels=32),
+    roi_head=dict(
+        bbox_roi_extractor=dict(out_channels=32), bbox_head=dict(in_channels=32, fc_out_channels=16),
+        mask_roi_extractor=dict(out_channels=32), mask_head=dict(in_channels=32, conv_out_channels=32)))
 """
 
 
@@ -75,14 +82,32 @@ def load_tool(name):
     return module
 
 
-def skip_pauses():
-    """mmengine sleeps for two seconds between the epochs of an iteration-based loop."""
-    loops.time = SimpleNamespace(sleep=lambda seconds: None)
+def skip_what_is_slow():
+    """What runs and exports of a tiny model spend most of their time on, and no test reads."""
+    loops.time = SimpleNamespace(sleep=lambda seconds: None)  # two seconds between epochs of an iteration-based loop
+    yapf_api.FormatCode = lambda text, **_: (text, False)  # of each logged config
+    runner.collect_env = dict  # starts a compiler
+    config_utils.load = cache(config_utils.load)  # 85 metafiles for each `mmpretrain::` in a config
+    torch.onnx.export = _onnx_export
 
 
-def skip_config_formatting(monkeypatch):
-    """Logs configs without formatting, which takes longer than a training step."""
-    monkeypatch.setattr('yapf.yapflib.yapf_api.FormatCode', lambda text, **_: (text, False))
+def _onnx_export(*args, export=torch.onnx.export, **kwargs):
+    _read_translations_once()
+    return export(*args, **kwargs)
+
+
+@cache
+def _read_translations_once():
+    """Each export of torch.onnx reads the translations of all operators for two seconds, and adds its own."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+    read = cache(ONNXRegistry.from_torchlib)
+
+    def from_torchlib(**version):
+        registry = copy.copy(read(**version))
+        registry.functions = {name: [*functions] for name, functions in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 
 def call(tool, *arguments, trusts=True):
@@ -172,8 +197,8 @@ def train_and_test_one_step(config, options, metrics):
     return state
 
 
-def write_classifier(folder):
-    """A small classifier's config in `folder`, with two classes of two 32x32 images each."""
+def write_classifier(folder, stages=2):
+    """A small classifier's config in `folder`, with two classes of two 32x32 images each, and one block a stage."""
     rng = np.random.default_rng(0)
     for name in ('dark', 'light'):
         (folder / 'data' / name).mkdir(parents=True)
@@ -181,7 +206,8 @@ def write_classifier(folder):
             image = rng.integers(0, 100, (32, 32, 3), dtype=np.uint8) + (155 if name == 'light' else 0)
             cv2.imwrite(str(folder / 'data' / name / f'{i}.png'), image.astype(np.uint8))
     config = folder / 'classifier.py'
-    config.write_text(CLASSIFIER.format(root=ROOT, data=folder / 'data'))
+    config.write_text(CLASSIFIER.format(root=ROOT, data=folder / 'data', depths=[1] * stages, heads=[1, 2][:stages],
+                                        last=stages - 1, channels=12 * stages))
     return config
 
 
@@ -195,9 +221,16 @@ def save_weights(cfg, path, classes):
     return path
 
 
-def untrained_classifier(folder):
+def ln_twin(config):
+    """A config of :func:`write_classifier` with LayerNorm, and untrained weights; both are beside it."""
+    twin = config.with_name('swin_ln_tiny.py')
+    twin.write_text(config.read_text().replace("dict(type='UN', warmup_iters=1)", "dict(type='LN')"))
+    return twin, save_weights(Config.fromfile(twin), twin.with_name('ln.pth'), ('dark', 'light'))
+
+
+def untrained_classifier(folder, stages=2):
     """The config of :func:`write_classifier`, its untrained weights, and the folder of its data."""
-    config = write_classifier(folder)
+    config = write_classifier(folder, stages)
     return config, save_weights(Config.fromfile(config), folder / 'a.pth', ('dark', 'light')), folder / 'data'
 
 

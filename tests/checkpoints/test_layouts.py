@@ -4,15 +4,15 @@ import re
 import pytest
 import timm
 import torch
-from mmengine.config import Config
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
 from mmunorm.checkpoints.layouts import find_weights
 from mmunorm.checkpoints.loading import load_weights
-from mmunorm.config.models import build_model
 from mmunorm.utils import PreflightError
+
+from ..fusion import models
 
 VIT = dict(embed_dim=16, depth=2, num_heads=2, patch_size=8, mlp_ratio=1.5)
 TIMM = {
@@ -20,24 +20,13 @@ TIMM = {
     'vit': ('deit_tiny_patch16_224', VIT),
     'deit': ('deit_tiny_distilled_patch16_224', VIT),
 }
-LAYERS = dict(embed_dims=16, num_layers=2, num_heads=2, feedforward_channels=24)
-OURS = {
-    'swin': dict(type='UNSwinTransformer', arch=dict(embed_dims=8, depths=[2, 2], num_heads=[2, 4]), img_size=32,
-                 window_size=4, out_indices=(1, )),
-    'vit': dict(type='VisionTransformer', img_size=32, patch_size=8, arch=LAYERS),
-    'deit': dict(type='DistilledVisionTransformer', img_size=32, patch_size=8, arch=LAYERS),
-    't2t': dict(type='UNT2TViT', img_size=32, embed_dims=16, num_layers=2, t2t_cfg=dict(token_dims=8),
-                layer_cfgs=dict(num_heads=2, feedforward_channels=24), norm_cfg=dict(type='LN')),
-}
-HEADS = dict(swin='LinearClsHead', deit='DeiTClsHead')
+OURS = dict(swin=models.swin_classifier, vit=models.vit_classifier, deit=models.deit_classifier,
+            t2t=models.t2t_classifier)
 
 
-def classifier(kind, num_classes=5, **backbone):
+def classifier(kind, *args, **kwargs):
     """A small classifier of ours in eval mode."""
-    head = dict(type=HEADS.get(kind, 'VisionTransformerClsHead'), num_classes=num_classes, in_channels=16)
-    model = dict(type='ImageClassifier', backbone={**OURS[kind], **backbone}, head=head,
-                 neck=dict(type='GlobalAveragePooling') if kind == 'swin' else None)
-    return build_model(Config(dict(model=model, default_scope='mmpretrain'))).eval()
+    return OURS[kind](*args, **kwargs).eval()
 
 
 def logits(model, images):
@@ -72,17 +61,14 @@ def official(weights):
 def test_timm_and_the_official_swin(kind, form, tmp_path):
     source, path = timm_model(kind), str(tmp_path / 'public.pth')
     torch.save(form(source.state_dict()), path)
-    norm_cfg = dict(type='LN', eps=1e-5 if kind == 'swin' else 1e-6)
-    model = classifier(kind, norm_cfg=norm_cfg)
+    model = classifier(kind, dict(type='LN', eps=1e-5 if kind == 'swin' else 1e-6))
     load_weights(model, path)
     images = torch.randn(3, 3, 32, 32)
     torch.testing.assert_close(logits(model, images), source(images), rtol=1e-4, atol=1e-4)
-    with pytest.raises(PreflightError, match='does not fit the config'):
-        load_weights(classifier(kind, num_classes=6, norm_cfg=norm_cfg), path)
 
 
 def t2t_weights(performer):
-    """Random weights in the names of the official T2T-ViT, of the sizes of `OURS['t2t']`."""
+    """Random weights in the names of the official T2T-ViT, of the sizes of ours."""
     layers = {'tokens_to_token.project': (16, 72), 'norm': (16, ), 'head': (5, 16)}
     first, second = ('mlp.0', 'mlp.2') if performer else ('mlp.fc1', 'mlp.fc2')
     qkv, proj = ('kqv', 'proj') if performer else ('attn.qkv', 'attn.proj')
@@ -147,7 +133,7 @@ def t2t_logits(w, x, performer):
 def test_the_official_t2t_vit(performer, tmp_path):
     weights, worse = t2t_weights(performer), t2t_weights(performer)
     torch.save(dict(state_dict_ema=weights, state_dict=worse, epoch=310), tmp_path / 't2t.pth.tar')
-    model = classifier('t2t', t2t_cfg=dict(token_dims=8, use_performer=performer))
+    model = classifier('t2t', models.LN, dict(use_performer=performer))
     load_weights(model, str(tmp_path / 't2t.pth.tar'))
     images = torch.randn(3, 3, 32, 32)
     expected = t2t_logits(weights, images, performer)
@@ -182,7 +168,7 @@ def compiled_in_part(weights):
 
 @pytest.mark.parametrize('form', [dict, mmcv_1, mmengine, data_parallel, compiled, compiled_in_part, 'safetensors'])
 def test_files_of_openmmlab_and_safetensors(form, tmp_path):
-    source, model = (classifier('vit', norm_cfg=dict(type='LN')) for _ in range(2))
+    source, model = (classifier('vit', models.LN) for _ in range(2))
     weights, meta = source.state_dict(), {}
     path = tmp_path / ('a.safetensors' if form == 'safetensors' else 'a.pth')
     if form == 'safetensors':
@@ -206,7 +192,7 @@ def test_files_of_openmmlab_and_safetensors(form, tmp_path):
     (lambda weights: {**weights, 'head.layers.head.weight': torch.ones(6, 16)},
      'head.layers.head.weight is 6 x 16 in the file and 5 x 16 in the model.$')])
 def test_names_that_do_not_fit(change, said, tmp_path):
-    model = classifier('vit', norm_cfg=dict(type='LN'))
+    model = classifier('vit', models.LN)
     torch.save(dict(state_dict=change(model.state_dict())), tmp_path / 'a.pth')
     with pytest.raises(PreflightError, match=f'a.pth does not fit the config: .*{said}'):
         load_weights(model, str(tmp_path / 'a.pth'))
@@ -216,7 +202,7 @@ def test_names_that_do_not_fit(change, said, tmp_path):
     ('backbone.ln1.weight', torch.nan, 'NaN'), ('backbone.ln1.weight', -torch.inf, 'infinite values'),
     ('backbone.ln1.running_var', torch.inf, 'infinite values')])
 def test_values_that_are_not_finite_are_refused(name, value, said, tmp_path):
-    model = classifier('vit', norm_cfg=dict(type='UN'))
+    model = classifier('vit')
     weights = model.state_dict()
     weights['backbone.ln1.psi'][0] = torch.inf  # of a training alone
     torch.save(dict(state_dict=weights), tmp_path / 'a.pth')

@@ -14,13 +14,14 @@ from mmunorm.config.pretrained import set_pretrained
 from mmunorm.config.starting import fit_load_from, fit_pretrained
 from mmunorm.utils import PreflightError
 
-from ..checkpoints.test_layouts import OURS, classifier, official, timm_model
+from ..checkpoints.test_layouts import classifier, official, timm_model
+from ..fusion import models
 
 STOCK = dict(type='mmdet.SwinTransformer', embed_dims=8, depths=(2, 2), num_heads=(2, 4), window_size=4, strides=(4, 2),
              out_indices=(0, 1))
 SWINS = {
-    'ours': {**OURS['swin'], 'out_indices': (0, 1), 'norm_cfg': dict(type='LN')},
-    'mmpretrain': {**OURS['swin'], 'type': 'mmpretrain.SwinTransformer'},
+    'ours': models.swin_backbone(out_indices=(0, 1), norm_cfg=models.LN),
+    'mmpretrain': models.swin_backbone(type='mmpretrain.SwinTransformer', norm_cfg=models.LN),
     'mmdet': STOCK,
     'mmdet, official names': dict(STOCK, convert_weights=True),
 }
@@ -38,7 +39,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp('layouts')
     torch.manual_seed(0)
     source = timm_model('swin')
-    named = classifier('swin', norm_cfg=dict(type='LN'))
+    named = classifier('swin', models.LN)
     content = official(source.state_dict())
     torch.save(content, folder / 'official.pth')
     torch.save(source.state_dict(), folder / 'timm.pth')
@@ -94,9 +95,7 @@ def test_a_file_that_fits_nowhere_is_refused(in_a_folder, tmp_path):
 @pytest.mark.usefixtures('in_a_folder')
 def test_a_whole_model_starts_from_published_weights(layout, files):
     folder, source = files
-    head = dict(type='LinearClsHead', num_classes=5, in_channels=16)
-    model = dict(type='ImageClassifier', backbone={**OURS['swin'], 'norm_cfg': dict(type='LN')}, head=head,
-                 neck=dict(type='GlobalAveragePooling'))
+    model = models.classifier_cfg(models.swin_backbone(norm_cfg=models.LN), 16)
     cfg = Config(dict(model=model, default_scope='mmpretrain', work_dir='w', load_from=str(folder / f'{layout}.pth')))
     fit_load_from(cfg)
     assert cfg.load_from == 'w/load_from.pth'

@@ -370,30 +370,24 @@ def refused(match, model, batches, norm_cfg=None, **kwargs):
     assert all(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize('match, make, norm_cfg, keep', [
-    ('Linear has no LayerNorm or RMSNorm$', lambda: nn.Linear(6, 6), 'UN', ()),
-    ('is itself a LayerNorm', lambda: nn.LayerNorm(6), 'UN', ()),
-    ("no LayerNorm has the name 'norm' or .* names are such as '0'$", chain, 'UN', ['norm']),
-    ('keeps all LayerNorms', lambda: nn.Sequential(chain()), 'UN', ['0']),
-    ('DyT is no offline norm over tokens; take UN', chain, 'DyT', ()),
-    ('LayerNorm is no offline norm over tokens; take UN', chain, 'LN', ()),
-    ('UN2d is no offline norm', chain, 'UN2d', ()),
-    ('PN divides every token by its own', chain, 'PN', ()),
+@pytest.mark.parametrize('match, make, changed', [
+    ('Linear has no LayerNorm or RMSNorm$', lambda: nn.Linear(6, 6), {}),
+    ('is itself a LayerNorm', lambda: nn.LayerNorm(6), {}),
+    ("no LayerNorm has the name 'norm' or .* names are such as '0'$", chain, dict(keep=['norm'])),
+    ('keeps all LayerNorms', lambda: nn.Sequential(chain()), dict(keep=['0'])),
+    ('DyT is no offline norm over tokens; take UN', chain, dict(norm_cfg=dict(type='DyT'))),
+    ('LayerNorm is no offline norm over tokens; take UN', chain, dict(norm_cfg=dict(type='LN'))),
+    ('UN2d is no offline norm', chain, dict(norm_cfg=dict(type='UN2d'))),
+    ('PN divides every token by its own', chain, dict(norm_cfg=dict(type='PN'))),
     ('its LayerNorm cannot be converted: norm did not run on these samples',
-     lambda: Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), 'UN', ()),
-    (r'over \(2, 6\); only .*; `keep` lets it stay', lambda: nn.Sequential(chain(), nn.LayerNorm((2, 6))), 'UN', ()),
-])
-def test_errors(match, make, norm_cfg, keep):
-    refused(match, make(), [tokens(20, 6)], norm_cfg if isinstance(norm_cfg, dict) else dict(type=norm_cfg), keep=keep)
-
-
-@pytest.mark.parametrize('match, batches', [
-    ('batches: there is none', []),
-    ('batches: a batch must be a tensor or a Mapping, got ndarray', tokens(2, 3, 6).numpy()),
-    ('input of 0 is not finite in the model as it is', [tokens(3, 6), tokens(3, 6) * torch.nan]),
-    ('input of 0 is not finite in the model as it is', [tokens(3, 6), tokens(3, 6) / 0])])
-def test_batches_that_are_refused(match, batches):
-    refused(match, chain(), batches)
+     lambda: Block(lambda self, x: x.sum(), dict(norm=nn.LayerNorm(6))), {}),
+    (r'over \(2, 6\); only .*; `keep` lets it stay', lambda: nn.Sequential(chain(), nn.LayerNorm((2, 6))), {}),
+    ('batches: there is none', chain, dict(batches=[])),
+    ('batches: a batch must be a tensor or a Mapping, got ndarray', chain, dict(batches=tokens(2, 3, 6).numpy())),
+    ('input of 0 is not finite in the model as it is', chain, dict(batches=[tokens(3, 6), tokens(3, 6) * torch.nan])),
+    ('input of 0 is not finite in the model as it is', chain, dict(batches=[tokens(3, 6), tokens(3, 6) / 0]))])
+def test_errors(match, make, changed):
+    refused(match, make(), **{'batches': [tokens(20, 6)], **changed})
 
 
 def test_other_types_than_modules():

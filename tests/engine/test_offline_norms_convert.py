@@ -23,9 +23,8 @@ from .. import processes, tiny_runs
 
 
 @pytest.fixture
-def started(tmp_path, monkeypatch):
+def started(tmp_path):
     """A config with UN that starts from weights of LayerNorm and learns nothing, and the model with LayerNorm."""
-    tiny_runs.skip_config_formatting(monkeypatch)
     path = tiny_runs.write_classifier(tmp_path)
     cfg = Config.fromfile(path)
     set_dataloader_defaults(cfg)

@@ -1,4 +1,3 @@
-import pytest
 import torch
 from torch import nn
 
@@ -6,33 +5,22 @@ from mmunorm.norms import UN
 
 from .. import tiny_runs
 
-TOOL = tiny_runs.load_tool('average_checkpoints')
 
-
-@pytest.fixture
-def models(tmp_path, monkeypatch):
-    """Three models of one kind with other weights and statistics; 0.pth, 1.pth and 2.pth are their checkpoints."""
+def test_weights_and_statistics_are_means_and_counts_the_last(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    found = []
     for step in range(3):
         model = nn.Sequential(nn.Linear(3, 4), UN(4, warmup_iters=1))
         for _ in range(step + 1):
             model(torch.randn(8, 3))
         torch.save(dict(meta=dict(iter=step), state_dict=model.state_dict(), optimizer={}), f'{step}.pth')
-        found.append(model)
-    return found
-
-
-def test_weights_and_statistics_are_means_and_counts_the_last(models):
-    tiny_runs.call(TOOL, '0.pth', '1.pth', '2.pth', '--out', 'new/mean.pth')
+    tiny_runs.call('average_checkpoints', '0.pth', '1.pth', '2.pth', '--out', 'new/mean.pth')
     content = torch.load('new/mean.pth', weights_only=False)
     assert content['meta']['iter'] == 2 and 'optimizer' not in content
-    models[0].load_state_dict(content['state_dict'])
-    for name, value in models[0].state_dict().items():
+    model.load_state_dict(content['state_dict'])
+    for name, value in model.state_dict().items():
         values = [torch.load(f'{i}.pth', weights_only=False)['state_dict'][name] for i in range(3)]
         if value.is_floating_point():
             torch.testing.assert_close(value, torch.stack(values).mean(0))
         else:
             assert torch.equal(value, values[2])
-    assert models[0][1].num_batches_tracked == 3
+    assert model[1].num_batches_tracked == 3

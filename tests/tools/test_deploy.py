@@ -22,12 +22,13 @@ for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
 EXPORT, TEST, INFER, BENCHMARK = (tiny_runs.load_tool(f'deploy/{name}') for name in (
     'export', 'test', 'infer', 'benchmark'))
 MEASURED = ['openvino-bf16', 'onnx', 'onnx-int8']
+LN = 'swin_ln_tiny'
 
 
 @pytest.fixture(scope='module')
 def classifier(tmp_path_factory):
     folder = tmp_path_factory.mktemp('classifier')
-    config, checkpoint, data = tiny_runs.untrained_classifier(folder)
+    config, checkpoint, data = tiny_runs.untrained_classifier(folder, stages=1)
     content = torch.load(checkpoint, weights_only=False)
     for name, value in content['state_dict'].items():
         if name.startswith('head') or name.endswith('running_var'):
@@ -61,20 +62,14 @@ def test_a_classifier(classifier, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_weights_of_layer_norms_are_folded(ln_classifier, tmp_path, capsys):
-    file = tiny_runs.call(EXPORT, *ln_classifier, '--format', 'onnx', '--out', tmp_path / 'model', '--int8', 'external')
+def test_int8_with_the_weights_of_layer_norms_folded(classifier, capsys):
+    config, checkpoint = tiny_runs.ln_twin(classifier[0])
+    file = tiny_runs.call(EXPORT, config, checkpoint, '--format', 'onnx', '--int8', '--batch', '2', '--num-samples',
+                          '4')
     printed = capsys.readouterr().out
-    assert (file.norms, file.plain) == (0, 7) and max(file.difference.largest.values()) < 1e-4
-    assert 'folded: 7 norms: ' in printed and 'norms left: 7, 7 of them without weights\n' in printed
-
-
-@pytest.mark.slow
-def test_int8(classifier):
-    config, checkpoint, _ = classifier
-    arguments = (EXPORT, config, checkpoint, '--format', 'onnx', '--int8')
-    exported = tiny_runs.call(*arguments, '--batch', '2', '--num-samples', '4')
-    assert exported.path == checkpoint.with_name(f'{checkpoint.stem}_int8.onnx') and exported.norms == 0
-    assert 'accuracy/top1' in tiny_runs.call(TEST, config, exported.path)
+    assert file.path == checkpoint.with_name('ln_int8.onnx') and (file.norms, file.plain) == (0, 4)
+    assert 'folded: 4 norms: ' in printed and 'norms left: 4, 4 of them without weights\n' in printed
+    assert 'accuracy/top1' in tiny_runs.call(TEST, config, file.path)
 
 
 def test_where_the_file_goes():
@@ -94,11 +89,6 @@ def test_where_the_file_goes():
 @pytest.mark.slow
 def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
     processes.start()
-    config = tmp_path / 'with_ln.py'
-    config.write_text(classifier[0].read_text().replace("norm_cfg=dict(type='UN', warmup_iters=1)",
-                                                        "norm_cfg=dict(type='LN')"))
-    baseline = config, tiny_runs.save_weights(Config.fromfile(config), tmp_path / 'ln.pth', ('dark', 'light'))
-
     left = {}
 
     def lacks(subject, name, export=Subject.export):
@@ -108,16 +98,17 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
         return export(subject, name)
 
     monkeypatch.setattr(Subject, 'export', lacks)
-    result = tiny_runs.call(BENCHMARK, *classifier[:2], '--baseline', *baseline, '--batch', '3', '--repeat', '2',
-                            '--formats', *MEASURED, '--num-samples', '3', '--threads', '1', '--out', tmp_path / 'out')
+    result = tiny_runs.call(BENCHMARK, *classifier[:2], '--baseline', *tiny_runs.ln_twin(classifier[0]), '--batch', '3',
+                            '--repeat', '2', '--formats', *MEASURED, '--num-samples', '3', '--threads', '1', '--out',
+                            tmp_path / 'out')
     printed = capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == ['formats.json', 'formats.md']
     text = (tmp_path / 'out/formats.md').read_text()
-    assert text in printed and '| x with_ln |' in text and 'Batches of 3, 32 x 32 pixels' in text
+    assert text in printed and '| x swin_ln_tiny |' in text and 'Batches of 3, 32 x 32 pixels' in text
     _, row, *_ = json.loads((tmp_path / 'out/formats.json').read_text())['rows']
     assert row['error'] is None and row['seconds']
     assert [(row['model'], row['format']) for row in result['rows']] == [
-        (model, name) for model in ('with_ln', 'with_ln (exact)', 'classifier') for name in MEASURED]
+        (model, name) for model in (LN, f'{LN} (exact)', 'classifier') for name in MEASURED]
     for row in result['rows']:
         if row['format'] == 'openvino-bf16':
             assert row['error'] == 'no bfloat16 here' and '| OpenVINO bfloat16 | no bfloat16 here | - |' in text
@@ -129,7 +120,7 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
             assert row['to_baseline']['value'] == pytest.approx(
                 np.median(np.divide(base['seconds'], row['seconds'])))
         assert ('to_float' in row) == (row['format'] == 'onnx-int8')
-    assert left == {'with_ln': (7, 0), 'with_ln (exact)': (0, 7), 'classifier': (0, 0)}
+    assert left == {LN: (4, 0), f'{LN} (exact)': (0, 4), 'classifier': (0, 0)}
     control = result['control']  # the last row, and once more
     assert (control['model'], control['label']) == ('classifier', 'ONNX Runtime INT8') and control['ratio']['value'] > 0
     assert 'Control: classifier, ONNX Runtime INT8 in two rows' in text

@@ -47,10 +47,15 @@ def test_a_classifier_is_tested_folded(folded, tmp_path):
     logs = [next(tmp_path.glob(f'{name}/*/*.log')).read_text() for name in runs]
     assert 'fuse_norms' not in logs[0]
     assert 'fuse_norms: 7 norms: 7 folded\n' in logs[1] and 'its norms are folded already' in logs[2]
-    kept, saved = map(tiny_runs.checkpoint, ('new/kept.pth', 'folded.pth'))
+    kept, saved = (torch.load(path, weights_only=True) for path in ('new/kept.pth', 'folded.pth'))
     assert kept['state_dict'].keys() == saved['state_dict'].keys()
     torch.testing.assert_close(*(models.tensors(file['state_dict']) for file in (kept, saved)), rtol=0, atol=0)
     assert all(kept['meta'][key] == saved['meta'][key] for key in ('dataset_meta', 'mmunorm'))
+    note = saved['meta']['mmunorm']
+    assert note['folded']['backbone.patch_embed.norm'] == 'back into backbone.patch_embed.projection'
+    assert len(note['folded']) == 7 and note['kept'] == {}
+    assert saved['meta']['dataset_meta'] == dict(classes=('dark', 'light'))
+    assert sorted(path.name for path in tmp_path.glob('*folded.pth*')) == ['folded.pth', 'unfolded.pth']
 
 
 def test_images_are_drawn_by_a_folded_model(folded, trained, tmp_path):
@@ -82,25 +87,13 @@ def test_the_classification_inferencer_loads_it(folded, trained):
         scores(folded_cfg, 'unfolded.pth')
 
 
-def test_the_content_of_the_file(folded, tmp_path):
+def test_an_unfolded_model_is_not_saved_and_a_manually_folded_one_loads_the_file(folded, tmp_path):
     _, cfg = folded
-    content = torch.load('folded.pth', weights_only=True)
-    note = content['meta']['mmunorm']
-    assert note['folded']['backbone.patch_embed.norm'] == 'back into backbone.patch_embed.projection'
-    assert len(note['folded']) == 7 and note['kept'] == {}
-    assert content['meta']['dataset_meta'] == dict(classes=('dark', 'light'))
-    assert sorted(path.name for path in tmp_path.glob('*folded.pth*')) == ['folded.pth', 'unfolded.pth']
-
-    # A manually folded model loads it, too.
     model = models.randomize(build_model(cfg), seed=1)
+    with pytest.raises(ValueError, match='call mmunorm.fuse_norms'):
+        save_folded(model, tmp_path / 'new.pth', cfg)
+    with pytest.raises(TypeError, match='^model: must be an nn.Module, got str'):
+        save_folded('new.pth', model)
+    assert not (tmp_path / 'new.pth').exists()
     fuse_norms(model)
     load_checkpoint(model, 'folded.pth', strict=True)
-
-
-def test_an_unfolded_model_is_not_saved(folded, tmp_path):
-    _, cfg = folded
-    with pytest.raises(ValueError, match='call mmunorm.fuse_norms'):
-        save_folded(build_model(cfg), tmp_path / 'new.pth', cfg)
-    with pytest.raises(TypeError, match='^model: must be an nn.Module, got str'):
-        save_folded('new.pth', build_model(cfg))
-    assert not (tmp_path / 'new.pth').exists()

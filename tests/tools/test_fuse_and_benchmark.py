@@ -15,25 +15,36 @@ def call(*arguments):
     return tiny_runs.call('analysis/fuse_and_benchmark', *arguments, '--device', 'cpu')
 
 
-def test_classifier(classifier, tmp_path, capsys, monkeypatch):
+def test_a_checkpoint_is_measured_and_saved_folded(classifier, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    call(classifier[0], '--batch-size', '2', '--repeat', '2', '--shape', '40', '--warmup', '1')
+    config, checkpoint, _ = classifier
+    call(config, checkpoint, '--batch-size', '2', '--repeat', '2', '--shape', '40', '--warmup', '1', '--save',
+         'new/folded.pth')
     folder = tmp_path / 'work_dirs/classifier/fuse_and_benchmark'
     assert sorted(path.name for path in folder.iterdir()) == FILES
     printed = capsys.readouterr()
     text = (folder / 'benchmark.md').read_text()
     assert text in printed.out and str(folder.relative_to(tmp_path) / 'benchmark.md') in printed.out
     assert 'measuring' not in printed.err  # the bar is for terminals
-    assert '| norm-free | ' in text and 'random statistics' in text and '40 x 40' in text
+    assert '| norm-free | ' in text and '40 x 40' in text
     result = json.loads((folder / 'benchmark.json').read_text())
+    assert str(checkpoint) in result['notes'][0] and 'random' not in result['notes'][0]
     assert [row['name'] for row in result['rows']] == ['LN', 'exact', 'UN', 'UN folded', 'norm-free']
     # 40 pixels are 10 tokens, which windows of 4 pad.
     for row in (1, 3):
         assert result['rows'][row]['output_difference']['relative'] < 1e-4
     assert result['fusion']['folded'] == 7 and result['fusion']['kept'] == 0
 
+    folded, state = tiny_runs.checkpoint('new/folded.pth'), tiny_runs.checkpoint(checkpoint)['state_dict']
+    assert folding_of(folded) and set(folded['meta']['dataset_meta']['classes']) == {'dark', 'light'}
+    block = 'backbone.stages.0.blocks.0'
+    qkv, norm = f'{block}.attn.w_msa.qkv.weight', f'{block}.norm1'
+    expected = state[qkv] * state[f'{norm}.weight'] / (state[f'{norm}.running_var'] + 1e-5).sqrt()
+    torch.testing.assert_close(folded['state_dict'][qkv], expected)
+
 
 @pytest.mark.slow
+@pytest.mark.grid  # test_folding.py has what is special in detectors
 def test_detector(tmp_path, monkeypatch):
     detector = tiny_runs.write_detector(tmp_path)[0]
     monkeypatch.setattr(tasks, 'CANDIDATES', 5)
@@ -46,17 +57,3 @@ def test_detector(tmp_path, monkeypatch):
     for row in (1, 3):
         assert result['rows'][row]['output_difference']['relative'] < 1e-4
     assert any(note.startswith('Detections in a batch: ') for note in result['notes'])
-
-
-@pytest.mark.slow
-def test_a_checkpoint_is_measured_and_saved_folded(classifier, tmp_path):
-    config, checkpoint, _ = classifier
-    result = call(config, checkpoint, '--repeat', '1', '--batch-size', '1', '--out', tmp_path / 'out', '--save',
-                  tmp_path / 'new/folded.pth')
-    assert str(checkpoint) in result['notes'][0] and 'random' not in result['notes'][0]
-    folded, state = tiny_runs.checkpoint(tmp_path / 'new/folded.pth'), tiny_runs.checkpoint(checkpoint)['state_dict']
-    assert folding_of(folded) and set(folded['meta']['dataset_meta']['classes']) == {'dark', 'light'}
-    block = 'backbone.stages.0.blocks.0'
-    qkv, norm = f'{block}.attn.w_msa.qkv.weight', f'{block}.norm1'
-    expected = state[qkv] * state[f'{norm}.weight'] / (state[f'{norm}.running_var'] + 1e-5).sqrt()
-    torch.testing.assert_close(folded['state_dict'][qkv], expected)

@@ -16,7 +16,7 @@ def scores(config, checkpoint, *arguments):
 
 
 def test_every_tool_chooses_the_same_of_several_weights(in_a_folder, classifier, tmp_path, capsys):
-    config, trained, _ = classifier
+    config, *_ = classifier
     content = official(timm_model('swin', **SIZES).state_dict())
     torch.save(content, 'official.pth')
     weights = content['model']
@@ -24,10 +24,7 @@ def test_every_tool_chooses_the_same_of_several_weights(in_a_folder, classifier,
     torch.save(dict(state_dict=worse, state_dict_ema=weights), 'both.pth')
     expected = scores(config, 'official.pth', '--norm', 'LN')
     assert expected.std(dim=0).min() > 1e-3
-    torch.testing.assert_close(scores(config, 'both.pth', '--norm', 'LN'), expected)
-    folded = scores(config, 'both.pth', '--norm', 'LN', '--fuse', '--save', 'folded.pth')
-    torch.testing.assert_close(folded, expected, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(scores(config, 'folded.pth', '--norm', 'LN'), folded)
+    torch.testing.assert_close(scores(config, 'both.pth', '--norm', 'LN', '--fuse'), expected, rtol=1e-3, atol=1e-4)
     printed = ''.join(capsys.readouterr())
     assert 'do not match exactly' not in printed  # mmengine's words
     tiny_runs.call('average_checkpoints', 'both.pth', 'both.pth', '--out', 'mean.pth')

@@ -48,7 +48,6 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def translate(folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    tiny_runs.skip_config_formatting(monkeypatch)
     tool = tiny_runs.load_tool('translation:translate')
 
     def call(*arguments):
