@@ -26,8 +26,9 @@ from mmunorm.deploy.vendors.graph import DIMENSIONS, for_compiler, images_for, j
 from mmunorm.deploy.vendors.process import Vendor, Worker
 from mmunorm.utils import PreflightError
 
+from ..fusion import models
 from . import detectors
-from .conftest import SHAPE, blurred, meta_of, needs, normalizing, operators_in, signal_to_noise, write
+from .conftest import SHAPE, blurred, fitted, meta_of, needs, normalizing, operators_in, signal_to_noise, write
 
 CHIPS = {name: form for name, form in FORMATS.items() if isinstance(form, Chip)}
 
@@ -390,8 +391,11 @@ def test_a_map_in_a_simulator(chip, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_swin_in_a_simulator(chip, swin, tmp_path):
+def test_a_swin_in_a_simulator(chip, tmp_path):
     """And with attention in more than 8 bits, also under the mask of shifted windows: its scores follow a sum."""
+    swin = models.swin_classifier(arch=dict(embed_dims=8, depths=[1, 2], num_heads=[2, 4]))
+    swin.data_preprocessor.to_rgb = True
+    swin = fitted(swin)
     exportable, snr, operators = prepare_export(swin, meta_of(swin)), [], []
     for options in ({}, dict(wide_attention=True))[:1 if chip == 'rknn' else 2]:
         report = write(exportable, chip, tmp_path, 'static', **options)
