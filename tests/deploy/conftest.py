@@ -2,10 +2,12 @@ from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 
 from mmunorm import fuse_norms
-from mmunorm.backbones.performer import PerformerAttention
-from mmunorm.deploy import FORMATS, ExportedModel, prepare_export
+from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
+from mmunorm.deploy.formats import litert
+from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.tasks import graph_of
 from mmunorm.norms import OfflineNorm
 
@@ -42,6 +44,16 @@ def folded(make, size=(32, 32), **how):
     return model, prepare_export(model, meta_of(model, size), **how)
 
 
+def write(exportable, name, folder, int8=None, images=None, **how):
+    """Writes a file; the ranges of INT8 are those of images, by default 8 of a classifier."""
+    form, (batch, _, height, width) = FORMATS[name], exportable.meta['shape']
+    samples = () if images is None else [(part.numpy(), ) for part in images.split(batch)]
+    if images is None and form.needs_images(int8):
+        samples = Samples(list(blurred()[..., :height, :width]), exportable.meta, batch)
+    folder.mkdir(exist_ok=True)
+    return export_file(exportable, form, folder / f'm{form.suffixes[0]}', int8=int8, samples=samples, **how)
+
+
 def signal_to_noise(model, path, size=SHAPE):
     """Of the logarithms of probabilities, in dB, on images that the ranges were not taken from."""
     images = blurred(6, seed=1)[..., :size[0], :size[1]].float()
@@ -50,15 +62,6 @@ def signal_to_noise(model, path, size=SHAPE):
     got = torch.from_numpy(ExportedModel(path)(images.numpy())['scores']).log()
     exact, got = (logits - logits.mean(1, keepdim=True) for logits in (exact, got))
     return (10 * torch.log10(exact.square().sum() / (got - exact).square().sum())).item()
-
-
-def long_queries():
-    """A folded T2T-ViT for 32 x 32 whose Performers have queries and keys so long that some attend to nothing."""
-    model, _ = folded(models.t2t_classifier)
-    for module in model.modules():
-        if isinstance(module, PerformerAttention):
-            module.kqv.weight.data *= 2
-    return model, prepare_export(model, meta_of(model, (32, 32)), 2)
 
 
 def meta_of(model, shape=SHAPE, task='classifier'):
@@ -89,17 +92,34 @@ def fitted(model):
     return model
 
 
-def one_stage(depth=2, **backbone):
-    """A Swin of blocks without a shift and with one in turn."""
-    return models.classifier(models.swin_backbone(
-        arch=dict(embed_dims=8, depths=[depth], num_heads=[2]), out_indices=(0, ), **backbone), 8)
+def swin_backbone(stages=2, shift=True, **backbone):
+    """A block a stage, the first of them with a shift or not, and a patch merging between."""
+    return models.swin_backbone(arch=dict(embed_dims=8, depths=[1] * stages, num_heads=[2, 4][:stages]),
+                                stage_cfgs=[dict(block_cfgs=dict(shift=shift)), {}][:stages], **backbone)
+
+
+def small_swin(stages=2, shift=True):
+    return models.classifier(swin_backbone(stages, shift, out_indices=(stages - 1, )), 8 * stages)
+
+
+class Beside(nn.ModuleDict):
+    """Models that take the same images as one, which becomes one file."""
+
+    def forward(self, x):
+        return {name: model(x) for name, model in self.items()}
+
+
+@pytest.fixture
+def one_statistic(monkeypatch):
+    """LiteRT's ranges in INT8 are the extremes; test_ranges.py chooses among statistics."""
+    monkeypatch.setattr(litert, 'CHOICES', list(litert.CHOICES)[:1])
 
 
 @pytest.fixture(scope='session')
 def swin():
-    """One block without a shift, one with, a patch merging between. It takes RGB."""
+    """It takes RGB."""
     torch.manual_seed(0)
-    model = models.swin_classifier(arch=dict(embed_dims=8, depths=[1, 2], num_heads=[2, 4]))
+    model = small_swin()
     model.data_preprocessor.to_rgb = True
     return fitted(model)
 

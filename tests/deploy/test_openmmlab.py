@@ -15,8 +15,7 @@ from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.tasks.features import WithRest
 from mmunorm.utils import PreflightError
 
-from ..fusion import models
-from .conftest import SHAPE, blurred, meta_of, needs, normalizing
+from .conftest import SHAPE, blurred, meta_of, needs, normalizing, small_swin, write
 from .detectors import assert_same_detections, batch, retinanet
 
 PIPELINE = [dict(type='LoadImageFromFile'), dict(type='Resize', scale=(94, 94), keep_ratio=True),
@@ -34,7 +33,7 @@ def detector(pad_value):
 
 def classifier(divisor):
     """Its images of 37 x 45 pixels become 40 x 48 with a border of 3."""
-    model = normalizing(models.swin_classifier(arch=dict(embed_dims=8, depths=[1, 1], num_heads=[2, 4])))
+    model = normalizing(small_swin())
     model.data_preprocessor.pad_size_divisor, model.data_preprocessor.pad_value = divisor, 3
     fuse_norms(model, strict=True)
     return model
@@ -116,7 +115,7 @@ def test_detections_of_a_backbone_with_the_rest_in_torch(name, tmp_path):
     runner = stock(exportable)
     if name != 'torch':
         needs(name)
-        report = export_file(exportable, FORMATS[name], tmp_path / f'm{FORMATS[name].suffixes[0]}')
+        report = write(exportable, name, tmp_path)
         assert max(report.difference.largest.values()) < 1e-4
         runner = ExportedModel(report.path)
     assert_same_detections(WithRest(runner, model).test_step(batch(SIZES)), expected)

@@ -4,16 +4,17 @@ import pytest
 import torch
 from torch import nn
 
-for package in ('litert_torch', 'ai_edge_quantizer', 'ai_edge_litert'):
-    pytest.importorskip(package)
-
-from mmunorm import compare, export
+from mmunorm import compare
 from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats import litert
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.formats.litert import programs_of, write_float
 from mmunorm.deploy.int8.ranges import CHOICES, Extremes
 from mmunorm.deploy.tasks.tensors import SIGNATURE
+
+from .conftest import needs, write
+
+needs('litert')
 
 
 @pytest.fixture(scope='module')
@@ -22,12 +23,18 @@ def model():
     return nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)).eval()
 
 
+@pytest.fixture(scope='module')
+def exportable(model):
+    """LiteRT converts it once for all tests."""
+    return as_exportable(model, images(1))
+
+
 def images(number=16):
     return torch.randn(number, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
-def test_extremes(model, tmp_path):
-    exportable, x = as_exportable(model, images(1)), images()
+def test_extremes(exportable, tmp_path):
+    x = images()
     x[0] *= 10
     with silent():
         write_float(programs_of(exportable), tmp_path / 'm.tflite', exportable.meta)
@@ -51,8 +58,8 @@ def test_extremes(model, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('clear, number', [(0, len(CHOICES) + 1), (300, 2 * len(CHOICES) + 1)])
-def test_statistics_that_are_clearly_behind_are_not_tried_again(model, tmp_path, monkeypatch, clear, number):
-    calibration, written = images(), []
+def test_statistics_that_are_clearly_behind_are_not_tried_again(exportable, tmp_path, monkeypatch, clear, number):
+    written = []
     monkeypatch.setattr(litert, 'CLEAR', clear)
 
     def count(*arguments, write=litert.write_quantized):
@@ -60,17 +67,17 @@ def test_statistics_that_are_clearly_behind_are_not_tried_again(model, tmp_path,
         return write(*arguments)
 
     monkeypatch.setattr(litert, 'write_quantized', count)
-    export(model, calibration[:1], tmp_path / 'm.tflite', int8='full', calibration=calibration)
+    write(exportable, 'litert', tmp_path, 'full', images())
     assert len(written) == number
 
 
 @pytest.mark.slow
-def test_the_better_range_is_chosen(model, tmp_path):
+def test_the_better_range_is_chosen(model, exportable, tmp_path):
     """One image is 100 times as bright: with its range, the others would have 3 of 255 steps. Or every eighth is dark:
     with a range for these, the others would be clipped."""
     one_is_bright, some_are_dark = images(24), images(24) * torch.linspace(1, 5, 24).view(-1, 1, 1, 1)
     one_is_bright[3] *= 100
     some_are_dark[::8] *= 0.1
     for calibration, number, least in (images(24), 3, 30), (one_is_bright, 3, 20), (some_are_dark, 24, 30):
-        export(model, calibration[:1], tmp_path / 'm.tflite', int8='full', calibration=calibration)
+        write(exportable, 'litert', tmp_path, 'full', calibration)
         assert compare(tmp_path / 'm.tflite', model, calibration[:number]).snr['output'] > least

@@ -5,8 +5,8 @@ from mmunorm import compare, fuse_norms
 from mmunorm import export as export_model
 from mmunorm.deploy.openmmlab import prepare_export
 from projects.low_light.low_light import IAT, EnhancingPreprocessor
-from tests.deploy.conftest import meta_of, normalizing
-from tests.deploy.test_formats import assert_runs, export, one_stage
+from tests.deploy.conftest import meta_of, normalizing, small_swin, write
+from tests.deploy.test_formats import assert_runs
 
 from .test_iat import trained
 
@@ -23,9 +23,9 @@ def test_an_enhancer_alone_is_a_file(tmp_path):
 
 @pytest.mark.slow
 def test_an_enhancer_is_in_the_file(tmp_path):
-    model = normalizing(one_stage())
+    model = normalizing(small_swin(1))
     model.data_preprocessor = EnhancingPreprocessor(model.data_preprocessor, IAT(), frozen=False, takes_rgb=False)
     fuse_norms(model.eval(), strict=True)
-    exported = export(prepare_export(model, meta_of(model, (32, 32))), 'onnx', tmp_path)
+    exported = write(prepare_export(model, meta_of(model, (32, 32))), 'onnx', tmp_path)
     assert exported.norms == 0 and exported.difference.largest['scores'] < 2e-5
     assert_runs(model, exported.path, 3, (32, 32), atol=2e-5)
