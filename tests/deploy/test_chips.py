@@ -315,6 +315,7 @@ def test_a_wrong_file_for_other_compilers_is_refused(tmp_path, monkeypatch):
 
 def test_onnx_runtime_prepares_our_files_for_qnn(exportable, tmp_path):
     """It failed at a file with metadata_props."""
+    from onnxruntime.quantization import QuantType
     from onnxruntime.quantization.execution_providers.qnn import qnn_preprocess_model
     report = write(exportable, 'onnx', tmp_path, 'external')
     assert qnn_preprocess_model(report.path, tmp_path / 'prepared.onnx')
@@ -322,14 +323,19 @@ def test_onnx_runtime_prepares_our_files_for_qnn(exportable, tmp_path):
     assert ExportedModel(tmp_path / 'prepared.onnx').meta['task'] == 'classifier'  # our metadata, too
 
     images = [dict(images=image[None].float().numpy()) for image in blurred(2)]
-    for is_wide, kind in ((False, onnx.TensorProto.UINT8), (True, onnx.TensorProto.UINT16)):
+    narrow, *wide = (node.output[0] for node in onnx.load(tmp_path / 'prepared.onnx').graph.node
+                     if node.op_type == 'Softmax')
+    own = {narrow: [dict(quant_type=QuantType.QUInt8)]}  # stays beside wide_attention
+    bits = {onnx.TensorProto.UINT8: 8, onnx.TensorProto.UINT16: 16}
+    for options, expected in ((dict(), (8, 8)), (dict(wide_attention=True), (16, 16)),
+                              (dict(wide_attention=True, init_overrides=own), (8, 16))):
         shutil.copy(report.path, tmp_path / 'int8.onnx')
-        quantize_for_qnn(tmp_path / 'int8.onnx', iter(images), wide_attention=is_wide)
+        quantize_for_qnn(tmp_path / 'int8.onnx', iter(images), **options)
         graph = onnx.load(tmp_path / 'int8.onnx').graph
-        probabilities = {node.output[0] for node in graph.node if node.op_type == 'Softmax'}
         types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-        assert probabilities and {types[node.input[2]] for node in graph.node if node.op_type == 'QuantizeLinear'
-                                  and node.input[0] in probabilities} == {kind}
+        found = {node.input[0]: bits[types[node.input[2]]] for node in graph.node if node.op_type == 'QuantizeLinear'
+                 and node.input[0] in (narrow, *wide)}
+        assert wide and found == dict(zip((narrow, *wide), expected, strict=True))
 
 
 def test_an_unknown_option_is_named(tmp_path):
