@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -22,6 +23,7 @@ PARALLEL = 2
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a script ignore it
     targets = {name: tests for name, *tests in map(str.split, (HERE / 'TARGETS.txt').read_text().splitlines())}
     with TemporaryDirectory() as folder:
         first, *others = copies = [Path(folder, str(i)) for i in range(PARALLEL)]
