@@ -183,10 +183,7 @@ class Grouped(nn.Module):
 @needs_grouped_queries
 @ROTATIONS
 def test_groups_of_queries_share_a_key(rotate):
-    model = ViT()
-    for block in model.blocks:
-        block.attn = Grouped(8)
-    folded, report = check_exact(randomized(model), IMAGES, rotate=rotate, calibration=IMAGES)
+    folded, report = fold_with(Grouped, rotate=rotate)
     found = []
     for block in folded.blocks:
         block.attn.kv.register_forward_hook(lambda module, args, y: found.append(y.mean((0, 1)).abs().max()))
@@ -201,11 +198,11 @@ class Compared(Attention):
         return y if bool((scores < 1e9).all()) else -y
 
 
-def fold_with(attention):
+def fold_with(attention, **kwargs):
     model = ViT()
     for block in model.blocks:
         block.attn = attention(8)
-    return check_exact(randomized(model), IMAGES, calibration=IMAGES)
+    return check_exact(randomized(model), IMAGES, calibration=IMAGES, **kwargs)
 
 
 def test_heads_that_are_read_in_another_order():
