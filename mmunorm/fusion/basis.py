@@ -179,8 +179,8 @@ def new_norms(plan: FoldPlan, rotations: list[Rotation]) -> dict[str, NewNorm]:
 
 def _left(plan: FoldPlan, fold: Fold, statistic: str, is_centered: bool) -> dict:
     norm = plan.norms[fold.norm]
-    note, is_map = dict(width=len(plan.affines[fold.norm][1]), eps=norm.eps, linear=False), is_channels_first(norm)
+    note = dict(width=len(plan.affines[fold.norm][1]), eps=norm.eps, channels_first=is_channels_first(norm),
+                linear=False)
     if statistic == 'mean_square':
-        return dict(note, kind='rms_norm', channels_first=is_map)
-    return dict(note, kind='layer_norm_2d' if is_map else 'layer_norm', is_centered=is_centered,
-                is_padded=fold.is_padded and not fold.obstacle)
+        return dict(note, kind='rms_norm')
+    return dict(note, kind='layer_norm', is_centered=is_centered, is_padded=fold.is_padded and not fold.obstacle)

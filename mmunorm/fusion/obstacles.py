@@ -18,7 +18,6 @@ TEXTS = {
     'joined': 'is consumed by {part} together with other values',
     'empty': 'is concatenated with an empty tensor, which may not be empty at another size',
     'maybe padded': 'is padded by 0 at this input size, and may be padded at another',
-    'activation': 'goes through its activation',
     'output': 'is an output of the model, or stored by it',
     'unseen code': 'is consumed by {part}, code that is no Python',
     'nothing': 'is consumed by nothing',
@@ -64,7 +63,6 @@ TEXTS = {
     'no layer': '{owner}is a {part}, not a linear layer or convolution',
     'parametrized': '{owner}has a parametrized weight',
     'other': '{detail}',
-    'left out': 'is left out',
     'differs': '{detail} when it is folded: it has a consumer other than linear layers, another formula than its '
                'affine(), or a wrong fold rule',
     # Why a norm does not fold into the layers before it, either.

@@ -14,8 +14,7 @@ from ..modules import disable_fast_path, refuse_save_pretrained
 from .attention import AttentionFold
 from .basis import NewNorm, Rotation, new_norms
 from .folds import Fold, Site, StreamBasis, Writer, join
-from .layers import NOT_SAVED, Folded, FoldedNorm, FoldedNormAct, built
-from .norms import has_act
+from .layers import NOT_SAVED, Folded, FoldedNorm, built
 from .padding import zero_token
 from .plan import FoldPlan
 from .scopes import hold, refuse_hidden_states, set_scopes
@@ -89,7 +88,7 @@ def _replace_norm(model: nn.Module, name: str, new: NewNorm, added: Sequence[str
     tensors = (*norm.parameters(), *norm.buffers(), *model.parameters())
     like = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
     if new.left is None:
-        replacement = FoldedNormAct(added, norm) if has_act(norm) else FoldedNorm(added, like)
+        replacement = FoldedNorm(added, like)
     else:
         replacement = built(**new.left, added=added, like=like)
         disable_fast_path(model, [name], quiet=True)

@@ -30,7 +30,6 @@ from ..norms.layers import channel_axis, input_of
 from .attention_trace import AttentionRecorder
 from .examples import Run
 from .folds import Use
-from .norms import has_act
 from .obstacles import Obstacle
 from .operators import CASTS, JOINS, MATRIX_PRODUCTS, MIXERS, MOVES, PRODUCTS, SHAPE_ONLY, SIZES, SUMS
 from .plan import FoldPlan, call_obstacle
@@ -197,10 +196,7 @@ class _Tracer(AttentionRecorder):
         channels = self._sources.of['norm', name].numbers
         size = len(channels)
         axis = next((dim for dim in (axis, -1, 1) if dim < x.dim() and x.shape[dim] == size), axis)
-        if has_act(norm) and not isinstance(norm.act, nn.Identity):
-            self._add_use(channels, Use('activation'))
-        else:
-            self._set(y, self._along(channels, y, axis), crosses=True)
+        self._set(y, self._along(channels, y, axis), crosses=True)
         if not hasattr(x, 'tag'):
             self.trace.not_from_layers.add(name)
             self.trace.reads[name] = [NOTHING] * size

@@ -4,9 +4,8 @@ A norm that makes a difference is found by bisection, and kept; so is the basis 
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -53,30 +52,37 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     """
     with suppress(_Differs):
         return _difference(plan, runs, dtype)
-    units, rotations, attentions = _units(plan), plan.rotations, plan.attentions
-    plan.rotations, plan.attentions = [], []
+    folds, rotations, attentions = _units(plan), plan.rotations, plan.attentions
+    difference, chosen, reasons = None, [], {}
 
-    def with_folds(chosen: Sequence[Unit]) -> float | None:
-        for unit in units:
+    def add(units: Sequence) -> None:
+        """Chooses units as well, or those of them with which the copy does not differ."""
+        nonlocal difference, chosen
+        tried = [*chosen, *units]
+        for unit in folds:
             for part in unit:
-                part.obstacle = None if unit in chosen else Obstacle('left out')
-        return _difference(plan, runs, dtype)
+                part.obstacle = None if unit in tried else Obstacle('differs', detail=reasons.get(id(unit), ''))
+        plan.rotations = [rotation for rotation in rotations if rotation in tried]
+        plan.attentions = [attention for attention in attentions if attention in tried]
+        try:
+            difference, chosen = _difference(plan, runs, dtype), tried
+        except _Differs as error:
+            reasons.update((id(unit), str(error)) for unit in units)
+            if not tried:
+                raise NotExactError(
+                    f'the copy to fold differs from the model before a norm is folded: {error}. The model is unchanged.'
+                    ' If its outputs are random, or depend on ties, as detections do, pass an example= that returns '
+                    'features. Otherwise please report a bug.') from error
+            if half := len(units) // 2:
+                add(units[:half])
+                add(units[half:])
 
-    def with_only(kind: str, chosen: Sequence) -> float | None:
-        setattr(plan, kind, list(chosen))
-        return _difference(plan, runs, dtype)
-
-    difference, reasons = _bisect(units, with_folds)
-    for unit in units:
-        for part in unit if id(unit) in reasons else ():
-            part.obstacle = Obstacle('differs', detail=reasons[id(unit)])
-    if rotations:
-        difference, reasons = _bisect(rotations, partial(with_only, 'rotations'))
-        for rotation in rotations:
-            if id(rotation) in reasons:
-                _take_back(plan, rotation, Obstacle('stream differs', detail=reasons[id(rotation)]))
-    if attentions:
-        difference, _ = _bisect(attentions, partial(with_only, 'attentions'))
+    add([])
+    add([*folds, *rotations, *attentions])
+    add([])  # what was tried last may have been left out
+    for rotation in rotations:
+        if rotation not in chosen:
+            _take_back(plan, rotation, Obstacle('stream differs', detail=reasons[id(rotation)]))
     return difference
 
 
@@ -124,48 +130,10 @@ def _error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
                 if b.any()), default=0.)
 
 
-def _bisect(units: Sequence, difference_with: Callable[[Sequence], float | None]
-            ) -> tuple[float | None, dict[int, str]]:
-    """Leaves out the units with which a folded copy differs; the copy is last compared with all others.
-
-    Returns its difference, and how the copy differed with each unit that is left out, by the unit's id.
-    """
-    reasons: dict[int, str] = {}  # of the last copy that had the unit and differed
-    difference = None
-
-    def why(chosen: Sequence) -> str:
-        """How a copy with these units differs, or ''."""
-        nonlocal difference
-        try:
-            difference = difference_with(chosen)
-        except _Differs as error:
-            reasons.update((id(unit), str(error)) for unit in chosen)
-            return str(error)
-        return ''
-
-    remaining = list(units)
-    while message := why(remaining):
-        if not remaining or why([]):
-            raise NotExactError(
-                f'the copy to fold differs from the model before a norm is folded: {message}. The model is unchanged. '
-                'If its outputs are random, or depend on ties, as detections do, pass an example= that returns '
-                'features. Otherwise please report a bug.')
-        culprits = _culprits(remaining, why)
-        remaining = [unit for unit in remaining if unit not in culprits]
-    return difference, {key: reason for key, reason in reasons.items() if key not in map(id, remaining)}
-
-
 def _units(plan: FoldPlan) -> list[Unit]:
     """What is folded as a whole: a norm, or a joint fold with its norms."""
     alone = [[fold] for fold in plan.folds.values() if not fold.obstacle and fold.joint is None]
     return alone + [[joint, *plan.folds_of(joint)] for joint in plan.joints if not joint.obstacle]
-
-
-def _culprits(units: list, differs: Callable[[Sequence], object]) -> list:
-    """Those of `units` with which the folded copy differs, one or more; with all of them it does."""
-    half = len(units) // 2
-    parts = (units[:half], units[half:]) if half else ()
-    return [unit for part in parts if differs(part) for unit in _culprits(part, differs)] or units
 
 
 def _difference(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> float | None:

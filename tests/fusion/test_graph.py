@@ -10,12 +10,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from timm.layers import BatchNormAct2d
 from torch import nn
 
 from mmunorm import UN, fuse_norms, replace_norms
 from mmunorm.checkpoints.folded import load_folded, save_folded
-from mmunorm.fusion import FoldedNorm
 from projects.low_light.low_light.iat import LightNorm2d
 
 from ..versions import sees_slices
@@ -283,15 +281,6 @@ def test_timm(name, tmp_path):
     loaded = load_folded(tmp_path / 'folded.pth', timm_model(name, **kwargs))
     assert models.norms(loaded) == [fold.norm for fold in report.kept]
     models.assert_equal(*(models.outputs(net, IMAGES.float()) for net in (loaded, model)), 0)
-
-
-def test_batch_norm_with_an_activation():
-    """It folds into the convolution before it, and leaves its activation."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), BatchNormAct2d(4, act_layer=nn.SiLU),
-                          BatchNormAct2d(4), BatchNormAct2d(4, apply_act=False), nn.Conv2d(4, 4, 1))
-    report = fold_by_graph(model, torch.randn(2, 3, 8, 8, dtype=torch.float64))
-    assert [fold.where for fold in report.folded] == ['back into 0', '4'] and isinstance(model[1], FoldedNorm)
-    assert report.kept[0].where.startswith('its output goes through its activation; its input is not only the output')
 
 
 def test_torch_encoder():

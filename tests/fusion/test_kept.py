@@ -79,7 +79,7 @@ def conv(*args, **kwargs):
     (nn.LayerNorm((9, 9)), nn.Linear(9, 3), 'class'),
     (nn.GroupNorm(2, 6), conv(1), 'online'), (nn.InstanceNorm2d(6, affine=True), conv(1), 'online'),
     (nn.BatchNorm2d(6, track_running_stats=False), conv(1), 'class'),
-    (BatchNormAct2d(6), conv(1), 'used/activation'),
+    (BatchNormAct2d(6), conv(1), 'class'),
     (nn.BatchNorm2d(6), conv(3, padding=1), 'used/padded convolution'),
     (nn.BatchNorm2d(6), conv((1, 3), padding='same'), 'used/padded convolution'),
     (nn.BatchNorm2d(6), ConvModule(6, 3, 3, padding=1, act_cfg=None), 'used/padded convolution'),
