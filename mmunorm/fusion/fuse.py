@@ -22,7 +22,6 @@ from .plan import FoldPlan
 from .record import Trace
 from .report import PLAIN, FusionReport, by_reason
 from .rewrite import apply
-from .rules import check_names
 from .scopes import hugging_face_models
 from .streams import find_streams
 from .targets import fold_of
@@ -80,7 +79,6 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
         ValueError: `model` or a part of it is in training mode, or `layer_norms` or `rotate` is none of the above.
         TypeError: `model` is not a module, or `example` is of another type.
         RuntimeError: the model does not run on `example`, or cannot be copied.
-        NameError: a fold rule names a class that does not exist.
         NotFoldedError: `strict` is set and norms cannot be folded; lists them. `model` is unchanged.
         NotExactError: the outputs of two copies differ on `example` before a norm is folded, or are NaN. `model` is
             unchanged.
@@ -94,7 +92,6 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
         # Not torch.compile's wrapper: in torch 2.4, `eval()` does not change its flag.
         if module.training and not hasattr(module, '_orig_mod'):
             raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
-    check_names()
     model = unwrapped(model)
     with uncompiled(model):
         plan = FoldPlan(model, layer_norms)

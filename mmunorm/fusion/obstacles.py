@@ -38,7 +38,6 @@ TEXTS = {
     'online': '{part} computes its statistics at inference',
     'kept on request': '{part} computes its statistics at inference; layer_norms="exact" folds the rest of it',
     'strict': '{part} computes its statistics at inference; without strict all but its statistics are folded',
-    'infinite statistics': 'its {part} is not finite; mmunorm.update_norms(model, batches) measures it again',
     'infinite': 'its scale or shift is not finite',
     'shared': '{owner}is shared with {part}',
     'merge': '{owner}is part of {part}, whose merge() would undo the fold; merge it first (peft: merge_and_unload())',

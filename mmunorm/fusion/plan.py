@@ -49,10 +49,6 @@ class FoldPlan:
         """Stores the affine part of a norm. Returns why it cannot be folded, or None."""
         if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm) or self.merge_obstacle(name):
             return obstacle
-        for buffer in ('running_mean', 'running_var'):  # a scale of an infinite variance is 0, which is finite
-            values = getattr(norm, buffer, None)
-            if values is not None and not values.isfinite().all():
-                return Obstacle('infinite statistics', buffer)
         if shared := self.owners.others(name, norm):
             return Obstacle('shared', shared)
         affine = affine_of(norm)

@@ -5,7 +5,6 @@ model, how to fill zero padding, and which norms fold jointly, by the names of s
 """
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -58,8 +57,7 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
         methods: the methods that the rule describes. Defaults to `('forward', )`.
 
     Raises:
-        TypeError: one of `classes` is neither a module class nor a full name. If a full name does not exist,
-            :func:`mmunorm.fuse_norms` raises a NameError once its module is imported.
+        TypeError: one of `classes` is neither a module class nor a full name.
     """
     for cls in classes:
         is_class = isinstance(cls, type) and issubclass(cls, nn.Module)
@@ -71,15 +69,6 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
         return rule
 
     return register
-
-
-def check_names() -> None:
-    """Raises a NameError if the module of a rule's class is imported and the class does not exist."""
-    for name, (rule, _) in _RULES.items():
-        module, _, last = str(name).rpartition('.')
-        if isinstance(name, str) and module in sys.modules and not hasattr(sys.modules[module], last):
-            raise NameError(f'the fold rule {rule.__name__} ({rule.__module__}) is for {name}, and there is no such '
-                            'class')
 
 
 def facts(module: nn.Module) -> list[Fact]:
