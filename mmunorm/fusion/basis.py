@@ -60,25 +60,26 @@ def _hadamard(width: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Rotation(StreamBasis):
-    """The rotation of a residual stream."""
+class Rotation:
+    """A residual stream and its new basis."""
     stream: Stream
+    new: StreamBasis
 
     @property
     def writing(self) -> Tensor:
         """The matrix for what writes the stream, `(C, C)`."""
-        return self.basis - self.is_centered / self.stream.width  # Q (I - 11'/C), as Q 1 = 1
+        return self.new.basis - self.new.is_centered / self.stream.width  # Q (I - 11'/C), as Q 1 = 1
 
     def reading(self, reader: Reader) -> Tensor:
         """The matrix for a reader's input, `(k C, k C)` of k tokens side by side."""
         width = self.stream.width
         if reader.channels == tuple(range(width)):
-            return self.basis.mT
+            return self.new.basis.mT
         channels = torch.tensor(reader.channels)
         token = torch.zeros_like(channels)  # which of the k tokens each channel is of
         for channel in range(width):
             token[channels == channel] = torch.arange(len(channels) // width)
-        return torch.where(token[:, None] == token, self.basis[channels][:, channels].mT, 0.)
+        return torch.where(token[:, None] == token, self.new.basis[channels][:, channels].mT, 0.)
 
 
 def rotation_of(plan: FoldPlan, stream: Stream, seed: int) -> Rotation | Obstacle:
@@ -102,7 +103,7 @@ def rotation_of(plan: FoldPlan, stream: Stream, seed: int) -> Rotation | Obstacl
                       and len(reader.channels) == stream.width for reader in stream.readers)
     order = {name: number for number, name in enumerate(plan.chains)}
     norms = sorted(stream.norms, key=lambda name: order.get(name, len(order)))
-    return Rotation(norms, rotation(stream.width, seed), is_centered, stream)
+    return Rotation(stream, StreamBasis(norms, rotation(stream.width, seed), is_centered))
 
 
 def _reader_obstacle(plan: FoldPlan, stream: Stream, reader: Reader) -> Obstacle | None:
@@ -117,9 +118,7 @@ def _reader_obstacle(plan: FoldPlan, stream: Stream, reader: Reader) -> Obstacle
     if any(site.after for site in fold.sites) or fold.joint is not None:
         return Obstacle('parts', name)
     for site in fold.sites if not fold.obstacle else ():
-        layer = plan.modules[site.layer]
-        if not reads_whole_tokens(site, len(reader.channels), layer) or (
-                getattr(layer, site.weight).shape[1] % len(reader.channels)):
+        if not reads_whole_tokens(site, len(reader.channels), plan.modules[site.layer]):
             return Obstacle('parts', site.layer)
     if fold.pads and zero_token(*plan.affines[name]).marker >= 0:
         return Obstacle('marker', name)
@@ -150,7 +149,7 @@ def new_norms(plan: FoldPlan, rotations: list[Rotation]) -> dict[str, NewNorm]:
         statistic, (rotated, reading) = statistic_of(plan.norms[fold.norm]), readings.get(fold.norm, (None, None))
         new = new_by_name[fold.norm] = NewNorm((scale, shift))
         if statistic and (not fold.obstacle or rotated):
-            new.left = _left(plan, fold, statistic, rotated is not None and rotated.is_centered)
+            new.left = _left(plan, fold, statistic, rotated is not None and rotated.new.is_centered)
         if reading is not None:
             if fold.pads:
                 new.fill = zero_token(scale, shift)

@@ -37,11 +37,8 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> Obstacle | None:
         if isinstance(weight, nn.Parameter) and type(weight) is not nn.Parameter:
             return Obstacle('weight type', site.layer, type(weight).__name__)
         # A matrix, or a LayerNorm whose layer marks padded tokens, takes all channels.
-        is_whole = site.channels == tuple(range(len(shift))) and weight.shape[1] == len(shift)
-        if scale.dim() > 1 and (site.after or not is_whole):
-            return Obstacle('mixes channels', site.layer)
-        if fold.is_padded and not reads_whole_tokens(site, len(shift), layer):
-            return Obstacle('parts of a padded norm', site.layer)
+        if (scale.dim() > 1 or fold.is_padded) and not reads_whole_tokens(site, len(shift), layer):
+            return Obstacle('mixes channels' if scale.dim() > 1 else 'parts of a padded norm', site.layer)
         if site.layer not in fold.copied and (held := held_elsewhere(site.layer, plan)):
             return Obstacle('neighbor held', site.layer, cause=held)
     if scale.dim() > 1 and (fold.pads or fold.joint is not None):
@@ -51,8 +48,8 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> Obstacle | None:
 
 def reads_whole_tokens(site: Site, width: int, layer: nn.Module) -> bool:
     """Whether a layer reads all channels of a norm, once or several times side by side."""
-    times = 1 if site.channels is None else len(site.channels) // width
-    return getattr(layer, 'groups', 1) == 1 and site.channels in (None, times * tuple(range(width)))
+    times = getattr(layer, site.weight).shape[1] // width
+    return not site.after and getattr(layer, 'groups', 1) == 1 and site.channels == times * tuple(range(width))
 
 
 def _fill_obstacle(fold: Fold, plan: FoldPlan, affine: Affine) -> Obstacle | None:

@@ -20,7 +20,6 @@ class Run:
     """One call of a model."""
     example: Tensor | tuple | dict | Callable
     is_required: bool = True  # whether it must succeed
-    is_enough: bool = False  # whether no other run is needed after it succeeds
 
     def with_hidden_states(self) -> Run:
         """The same call of a model of transformers, which also returns the tokens between its layers, if it can."""
@@ -63,7 +62,7 @@ class KeepsPrecision(TorchFunctionMode):
 def runs_of(example) -> list[Run]:
     """The runs for an example of :func:`mmunorm.fuse_norms`. Raises a TypeError if it is of another type."""
     if isinstance(example, Example):
-        return [Run(call, is_required=False, is_enough=True) for call in example.runs]
+        return [Run(call, is_required=False) for call in example.runs]
     examples = example if isinstance(example, list) else [example]
     if not examples:
         raise TypeError('example: the list is empty')

@@ -117,9 +117,9 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
         return FusionReport(
             folded=tuple(fold for fold in folds if not fold.obstacle and not fold.left),
             reduced=tuple(fold for fold in folds if fold.left),
-            kept=tuple(fold for fold in folds if fold.obstacle and not fold.left), difference=difference,
-            streams=tuple(plan.rotations), attentions=len(plan.attentions), rounding=rounding, unseen=unseen,
-            notes=notes)
+            kept=tuple(fold for fold in folds if fold.obstacle and not fold.left),
+            streams=tuple(rotation.new for rotation in plan.rotations), attentions=len(plan.attentions),
+            difference=difference, rounding=rounding, unseen=unseen, notes=notes)
 
 
 def _find(plan: FoldPlan, example, rotate: str | None) -> tuple[Trace | None, list[Run], torch.dtype | None]:

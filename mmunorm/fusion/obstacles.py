@@ -6,10 +6,9 @@ from dataclasses import dataclass
 # By code. Texts of what consumes a tensor follow 'its output' or the name of a part.
 TEXTS = {
     # What consumes a tensor.
-    'function': 'is consumed by {part}',
+    **dict.fromkeys(('function', 'layer'), 'is consumed by {part}'),
     'norm': 'is consumed by the norm {part}',
     'other norm': 'is consumed by the norm {part} and by another, or as several channels',
-    'layer': 'is consumed by {part}',
     'mixed': 'is consumed by {part} together with other values, such as padding',
     'dimension': 'is consumed by {part} along another dimension than its channels, or averaged with other values',
     'computed weight': 'is consumed by a layer with a computed weight',
@@ -22,14 +21,10 @@ TEXTS = {
     'unseen code': 'is consumed by {part}, code that is no Python',
     'nothing': 'is consumed by nothing',
     # Linear functions: they keep a norm from folding, and let a residual stream change its basis.
-    'sum': 'is consumed by {part}',
-    'scale': 'is consumed by {part}',
+    **dict.fromkeys(('sum', 'scale'), 'is consumed by {part}'),
     'layer scale': 'is multiplied by {part}',
     'padding': 'is padded with zeros by {part}',
-    # Attention: 'query', 'key' and 'value' of it.
-    'query': 'is consumed by attention',
-    'key': 'is consumed by attention',
-    'value': 'is consumed by attention',
+    **dict.fromkeys(('query', 'key', 'value'), 'is consumed by attention'),
     # A norm.
     'no example': 'no fold rule can run {part}: pass example=, such as torch.randn(1, 3, 224, 224)',
     'wrong example': '{part} does not run on the example of its fold rule ({detail}); pass another example= to '
@@ -64,11 +59,6 @@ TEXTS = {
     'other': '{detail}',
     'differs': '{detail} when it is folded: it has a consumer other than linear layers, another formula than its '
                'affine(), or a wrong fold rule',
-    # Why a norm does not fold into the layers before it, either.
-    'input no layer': 'its input is not only the output of linear layers',
-    'layer shared by norms': 'the layer before it is consumed by another norm, too',
-    'before used': 'the output of {part} before it {cause}, too',
-    'before': '{part} before it {cause}',
     # A residual stream.
     'no float64': 'the model does not run in float64',
     'no stream': 'its input is no sum of outputs',

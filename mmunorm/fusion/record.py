@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch import Tensor
@@ -129,7 +129,7 @@ class Recorder(TorchFunctionMode):
             self._add_use(tensor.tag.found, use)
 
     def _add_use(self, numbers: Iterable[int] | Numbers, use: Use) -> None:
-        use = use._replace(inside=next(reversed(self._inside), ''))
+        use = replace(use, inside=next(reversed(self._inside), ''))
         for number in np.unique(numbers[numbers >= 0]).tolist() if isinstance(numbers, Numbers) else numbers:
             known = self.trace.uses.setdefault(number, [])
             if use not in known:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
+from operator import attrgetter
 from os.path import commonprefix
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ..compat import forget_compiled_code
 from ..modules import disable_fast_path, refuse_save_pretrained
-from .attention import AttentionFold
 from .basis import NewNorm, Rotation, new_norms
 from .folds import Fold, Site, StreamBasis, Writer, join
 from .layers import NOT_SAVED, Folded, FoldedNorm, built
@@ -37,14 +36,15 @@ def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
     for rotation in plan.rotations:
         added += _rotate(model, rotation)
     for attention in plan.attentions:
-        added += _rewrite_attention(model, attention)
+        for site, matrix, shift in attention.changes:
+            added += absorb(model, site, matrix, shift)
     held: dict[str, list[str]] = defaultdict(list)  # by the layer that they are folded into
     for fold in plan.folds.values():
         for site in fold.sites if not fold.obstacle else ():
             held[site.layer].append(fold.norm)
     if added:
         next(module for module in model.modules() if isinstance(module, Folded)).added += tuple(dict.fromkeys(added))
-    set_streams(model, plan.rotations)
+    set_streams(model, [rotation.new for rotation in plan.rotations])
     hold(model, held)
     set_scopes(model, _scopes(plan))
     refuse_save_pretrained(model, lambda part: isinstance(part, Folded), NOT_SAVED)
@@ -57,8 +57,7 @@ def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
 def set_streams(model: nn.Module, streams: Sequence[StreamBasis]) -> None:
     """Stores the rotated residual streams of a model in their first norms."""
     for stream in streams:
-        plain = StreamBasis(**{field.name: getattr(stream, field.name) for field in fields(StreamBasis)})
-        model.get_submodule(stream.norms[0]).stream = plain
+        model.get_submodule(stream.norms[0]).stream = stream
 
 
 def streams_of(model: nn.Module) -> tuple[StreamBasis, ...]:
@@ -126,7 +125,7 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
         scale, shift = torch.where(channels >= 0, scale[channels], 1.), torch.where(channels >= 0, shift[channels], 0.)
     vectors = _biases(model, site)
     if (site.after or scale.dim() > 1) and not shift.any():  # needs no bias
-        vectors = {name: rows for name, rows in vectors.items() if _get(model, name) is not None}
+        vectors = {name: rows for name, rows in vectors.items() if attrgetter(name)(model) is not None}
     added = [name for name in vectors if add_to_state(model, name)]
     wide = weight.double()
     trailing = (1, ) * (weight.dim() - 2)
@@ -160,7 +159,7 @@ def _times(matrix: Tensor, values: Tensor, axis: int) -> Tensor:
 def _set_rows(model: nn.Module, site: Site, rows: Tensor) -> None:
     """Writes the rows of a layer into a new tensor for its weight."""
     name = join(site.layer, site.weight)
-    value = _get(model, name).detach().clone()
+    value = attrgetter(name)(model).detach().clone()
     value[site.part] = rows.to(value.dtype)
     _set(model, name, value)
 
@@ -184,25 +183,20 @@ def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor | 
     """`b' = scale b + shift`, in the vectors that hold parts of b."""
     bias = torch.zeros_like(shift)
     for name, (rows, indices) in vectors.items():
-        bias[rows] = _get(model, name)[indices].double()
+        bias[rows] = attrgetter(name)(model)[indices].double()
     if scale is not None:
         bias = _times(scale, bias, 0) if scale.dim() > 1 else scale * bias
     bias = bias + shift
     for name, (rows, indices) in vectors.items():
-        value = _get(model, name).detach().clone()
+        value = attrgetter(name)(model).detach().clone()
         value[indices] = bias[rows].to(value.dtype)
         _set(model, name, value)
-
-
-def _get(model: nn.Module, name: str) -> Tensor | None:
-    owner, _, tensor = name.rpartition('.')
-    return getattr(model.get_submodule(owner), tensor)
 
 
 def _set(model: nn.Module, name: str, value: Tensor) -> None:
     """Gives a module a new parameter or buffer: others may hold the old one."""
     owner, _, tensor = name.rpartition('.')
-    old = _get(model, name)
+    old = attrgetter(name)(model)
     value = value.to(old)
     setattr(model.get_submodule(owner), tensor,
             nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value)
@@ -245,7 +239,7 @@ def _rotate(model: nn.Module, rotation: Rotation) -> list[str]:
     for writer in rotation.stream.writers:
         if writer.kind == 'token':
             added += [writer.name] * _persist(model, writer.name)
-            token = _get(model, writer.name)
+            token = attrgetter(writer.name)(model)
             wide = token.double().movedim(writer.axis, -1) @ rotation.writing.mT.to(token.device)
             _set(model, writer.name, wide.movedim(-1, writer.axis).contiguous())
         elif writer.kind == 'layer':
@@ -262,7 +256,7 @@ def _rotate(model: nn.Module, rotation: Rotation) -> list[str]:
 def _take_scale(model: nn.Module, writer: Writer) -> Tensor:
     """Returns the values of a LayerScale, which becomes 1; its module is removed if it does nothing else."""
     owner, _, _ = writer.scale.rpartition('.')
-    scale = _get(model, writer.scale)
+    scale = attrgetter(writer.scale)(model)
     values = scale.detach().double().flatten().cpu()
     _set(model, writer.scale, torch.ones_like(scale))
     if owner and is_layer_scale(model.get_submodule(owner)):
@@ -283,11 +277,6 @@ def is_layer_scale(module: nn.Module | None) -> bool:
         return torch.equal(module(x.clone()), x * scale)
     except Exception:
         return False
-
-
-def _rewrite_attention(model: nn.Module, attention: AttentionFold) -> list[str]:
-    """Folds matrices and constants into the layers of queries, keys and values, and those that read the values."""
-    return [name for site, matrix, shift in attention.changes for name in absorb(model, site, matrix, shift)]
 
 
 # Scopes.

@@ -61,7 +61,7 @@ def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | Non
         return None
     for source in (*sources, *pure):
         if use := trace.obstacle_of(source.numbers, _LINEAR):
-            stream.obstacle = stream.obstacle or Obstacle('stream used', source.name, cause=use.obstacle)
+            stream.obstacle = stream.obstacle or Obstacle('stream used', source.name, cause=use)
         if len(source.numbers) != width:
             stream.obstacle = stream.obstacle or Obstacle('parts', source.name)
     for reader in stream.readers:
@@ -90,7 +90,7 @@ def _add_writer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan) ->
             return Obstacle('layer scales', source.name) if len(layers) > 1 else Obstacle(
                 'writer', source.name, cause=Obstacle('shared', 'another use'))
         if other := trace.obstacle_of(trace.sources.of['parameter', source.name].numbers, ('layer scale', )):
-            return Obstacle('writer', source.name, cause=other.obstacle)
+            return Obstacle('writer', source.name, cause=other)
         if not attrgetter(source.name)(plan.model).all():
             return Obstacle('zero scale', source.name)
         return _add_layer(stream, layers[0], trace, plan, source.name)

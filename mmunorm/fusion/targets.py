@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .folds import Fold, Site, Use
+from .folds import Fold, Site
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
@@ -24,7 +24,7 @@ def fold_of(name: str, trace: Trace, plan: FoldPlan) -> Fold:
     if name not in trace.ran:
         fold.obstacle = Obstacle('did not run')
     elif use := trace.obstacle_of(parameters):
-        fold.obstacle = Obstacle('affine used', cause=use.obstacle)
+        fold.obstacle = Obstacle('affine used', cause=use)
     elif other := _alternative(name, trace, plan):
         fold.obstacle = Obstacle('alternative', other)
     else:
@@ -56,7 +56,7 @@ def layer_use(layers: Sequence[Layer], trace: Trace, plan: FoldPlan) -> tuple[La
     """The first of these layers into which nothing can be folded, and why."""
     for layer in layers:
         use = None if layer.owner in plan.copyable else trace.obstacle_of(layer.weights)
-        if obstacle := layer.obstacle or use and Obstacle('weight used', cause=use.obstacle):
+        if obstacle := layer.obstacle or use and Obstacle('weight used', cause=use):
             return layer, obstacle
     return None
 
@@ -94,7 +94,7 @@ def _place(fold: Fold, trace: Trace, plan: FoldPlan) -> None:
     if problem:
         fold.obstacle = Obstacle('neighbor', problem[0].owner, cause=problem[1])
     else:
-        fold.obstacle = Obstacle('used', cause=(use or Use('nothing')).obstacle)
+        fold.obstacle = Obstacle('used', cause=use or Obstacle('nothing'))
     if joint is None and not is_online:
         _place_before(fold, len(channels), trace, plan)
 
@@ -102,17 +102,8 @@ def _place(fold: Fold, trace: Trace, plan: FoldPlan) -> None:
 def _place_before(fold: Fold, size: int, trace: Trace, plan: FoldPlan) -> None:
     channels = {number: channel for number, (norm, channel) in trace.before.items() if norm == fold.norm}
     layers = [layer for layer in trace.layers.values() if not channels.keys().isdisjoint(layer.outputs)]
-    names = ', '.join(layer.owner for layer in layers)
-    if fold.norm in trace.not_from_layers:
-        fold.before = Obstacle('input no layer')
-    elif set(channels.values()) != set(range(size)):
-        fold.before = Obstacle('layer shared by norms')
-    elif use := trace.obstacle_of(channels, ('layouts', )):
-        fold.before = Obstacle('before used', names, cause=use.obstacle)
-    elif readers := layers_reading(trace, channels):
-        fold.before = Obstacle('before used', names, cause=Obstacle('layer', readers[0].owner))
-    elif problem := layer_use(layers, trace, plan):
-        fold.before = Obstacle('before', problem[0].owner, cause=problem[1])
-    else:
+    is_alone = fold.norm not in trace.not_from_layers and set(channels.values()) == set(range(size))
+    if is_alone and not (trace.obstacle_of(channels, ('layouts', )) or layers_reading(trace, channels)
+                         or layer_use(layers, trace, plan)):
         fold.obstacle = None
         fold.sites = [site_of(layer, True, [channels.get(number, -1) for number in layer.outputs]) for layer in layers]

@@ -52,7 +52,7 @@ def trace(model: Callable[[], nn.Module], plan: FoldPlan, runs: Sequence[Run], d
             try:
                 tracer.run(run, dtype)
                 succeeded.append(run)
-                if run.is_enough:
+                if not any(other.is_required for other in runs):
                     break
             except Exception as error:  # what was recorded until then is valid
                 why = f'{type(error).__name__}: {error}'

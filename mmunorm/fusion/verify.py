@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..modules import tensors_in
+from .basis import Rotation
 from .examples import Run, copy_of
-from .folds import Fold, JointFold, StreamBasis
+from .folds import Fold, JointFold
 from .obstacles import Obstacle
 from .plan import FoldPlan
 from .rewrite import apply
@@ -86,8 +87,8 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     return difference
 
 
-def _take_back(plan: FoldPlan, rotation: StreamBasis, obstacle: Obstacle) -> None:
-    for name in rotation.norms:
+def _take_back(plan: FoldPlan, rotation: Rotation, obstacle: Obstacle) -> None:
+    for name in rotation.stream.norms:
         plan.folds[name].not_rotated = obstacle
 
 
