@@ -50,11 +50,10 @@ def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | Non
         obstacle = _add_writer(stream, source, trace, plan)
         stream.obstacle = stream.obstacle or obstacle
     for name, read in trace.reads.items():
-        if not numbers.isdisjoint(trace.sources.written[[number for number in read if number >= 0]].tolist()):
+        if not numbers.isdisjoint(trace.sources.written[read].tolist()):
             stream.readers.append(Reader(name, True, _channels(trace, read)))
     for layer in trace.layers.values():
-        read = [number for number in layer.inputs if number >= 0]
-        if not numbers.isdisjoint(read):
+        if not numbers.isdisjoint(layer.inputs):
             stream.readers.append(Reader(layer.owner, False, _channels(trace, layer.inputs), site_of(layer, False)))
             stream.obstacle = stream.obstacle or change_obstacle(layer, plan, 'reader')
     if len(sources) < 2 or not stream.norms:
@@ -71,7 +70,7 @@ def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | Non
 
 
 def _channels(trace: Trace, read: Iterable[int]) -> tuple[int, ...]:
-    return tuple(int(trace.sources.channel[number]) if number >= 0 else number for number in read)
+    return tuple(trace.sources.channel[[*read]].tolist())
 
 
 def _is_whole(channels: tuple[int, ...], width: int) -> bool:
