@@ -1,9 +1,8 @@
 """How each norm is folded, and the basis of rotated residual streams.
 
 Of a LayerNorm, gamma and beta fold into the layers that read it: `W' = W diag(gamma)`, `b' = b + W beta`. If zeros of
-padding are among its tokens, `b` stays, and 1 is added to all channels of the norm that is left, whose sum is 0
-otherwise. With `1` the vector of ones, `W' = W (diag(gamma) (I - 11'/C) + beta 1'/C)` then is the same for tokens, and
-leaves zeros what they are.
+padding are among its tokens, `b` stays, and the vector of ones `1` is added to what is left of the norm:
+`W' = W (diag(gamma) (I - 11'/C) + beta 1'/C)` then is the same for tokens, and leaves zeros what they are.
 
 A rotated stream computes `x' = Q x` with an orthogonal Q `(C, C)`. If `Q 1 = 1`, a rotation commutes with a LayerNorm
 without gamma and beta, also over several tokens side by side: `LN(Q x) = Q LN(x)`. Q is folded into what writes the
@@ -134,13 +133,13 @@ class NewNorm:
     linear: Affine | None = None  # weight and bias of the linear layer that follows
 
 
-def new_norms(plan: FoldPlan, rotations: list[Rotation]) -> dict[str, NewNorm]:
+def new_norms(plan: FoldPlan) -> dict[str, NewNorm]:
     """By name, how each norm of the plan is folded."""
     affines, new_by_name = dict(plan.affines), {}
     for joint in plan.joints:
         if not joint.obstacle:
             affines.update(joint.affines(plan))
-    readings = {reader.name: (rotation, rotation.reading(reader)) for rotation in rotations
+    readings = {reader.name: (rotation, rotation.reading(reader)) for rotation in plan.rotations
                 for reader in rotation.stream.readers if reader.is_norm}
     for fold in plan.folds.values():
         if fold.norm not in affines:
@@ -162,7 +161,7 @@ def new_norms(plan: FoldPlan, rotations: list[Rotation]) -> dict[str, NewNorm]:
             scale, shift = new.affine
             matrix = torch.diag(scale) if scale.dim() == 1 else scale
             new.affine = matrix - matrix.mean(1, keepdim=True) + shift[:, None] / len(shift), torch.zeros_like(shift)
-    for rotation in rotations:
+    for rotation in plan.rotations:
         for writer in rotation.stream.writers:
             if writer.kind == 'norm':
                 new, fold = new_by_name[writer.name], plan.folds[writer.name]

@@ -13,6 +13,7 @@ from .obstacles import Obstacle
 from .padding import zero_token
 from .plan import FoldPlan, call_obstacle
 
+# Those of plain linear layers and convolutions.
 _LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
 if not is_missing('mmengine', 'mmcv'):
     from mmcv.cnn.bricks import wrappers
@@ -81,7 +82,7 @@ def _joint_obstacle(plan: FoldPlan, joint: JointFold) -> Obstacle | None:
 def layer_obstacle(name: str, plan: FoldPlan) -> Obstacle | None:
     """Why another output cannot be folded into the layer `name`, or None."""
     layer = plan.modules[name]
-    if not is_layer(layer):
+    if type(layer).forward not in _LAYERS:
         return Obstacle('no layer', type(layer).__name__, owner=name)
     if parametrize.is_parametrized(layer):
         return Obstacle('parametrized', owner=name)
@@ -94,8 +95,3 @@ def held_elsewhere(name: str, plan: FoldPlan) -> Obstacle | None:
     if shared := plan.owners.others(name, plan.modules[name]):
         return Obstacle('shared', shared)
     return plan.merge_obstacle(name)
-
-
-def is_layer(module: nn.Module) -> bool:
-    """Whether a module is a plain linear layer or convolution."""
-    return type(module).forward in _LAYERS

@@ -40,21 +40,14 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
                rotate: str | None = None, calibration: Tensor | Iterable | Callable | None = None) -> FusionReport:
     """Folds the norms of `model` into the adjacent layers, in place: offline norms whole, of LayerNorms the weights.
 
-    Offline norms are those of mmunorm, every other norm with `affine()`, and torch's BatchNorm, frozen or not. They are
-    folded whole (Algorithm 1). Of a LayerNorm or RMSNorm, gamma and beta fold into the layers that consume it; the same
-    norm without weights is left. Nothing is trained: the function of the model stays the same.
+    Offline norms are those of mmunorm, every other norm with `affine()`, and torch's BatchNorm, frozen or not
+    (Algorithm 1). Of a LayerNorm or RMSNorm, gamma and beta fold into the layers that consume it; the same norm without
+    weights is left. The function of the model stays the same: before it is changed, a folded copy is compared with it
+    on an example, and norms that cannot be folded exactly are kept. Layers get new tensors: an optimizer or a
+    state_dict keeps the old ones. Folding a folded model changes nothing.
 
-    The model is run on an example to find the consumers of each norm, and what writes and reads each residual stream.
-    Before the model is changed, a folded copy is verified to compute the same outputs. Norms that cannot be folded
-    exactly are kept. Folding a folded model changes nothing. Layers get new tensors: who holds the old
-    ones, such as an optimizer or a state_dict, keeps them.
-
-    For INT8, `rotate` and `calibration` rewrite a model without one operator more: a rotation of the residual streams
-    and of attention's heads spreads large channels over all, and keys and values minus a constant need less of a range.
-
-    Parts of a folded model may return other features than before: a classifier's features before its head lack gamma
-    and beta of a norm that was folded into the head, and tokens of a rotated stream are in another basis. Calling such
-    a part alone is an error, unless an example does: see `mmunorm.fusion.scopes`. `report.streams` has the way back.
+    Tokens between the layers of a folded model may lack a norm, or be in another basis. So calling a part of it that
+    returns them is an error, unless an example does: see `mmunorm.fusion.scopes`. `report.streams` has the way back.
 
     Args:
         model (nn.Module): a model in eval mode. Pass the whole model to fold its last norms into its head or neck.
@@ -65,12 +58,13 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
             holds for all inputs of the code paths that the examples take: pass one example for each. Defaults to None,
             which works for whole models of mmdet, mmpretrain, timm and mmunorm. Norms of other models are kept.
         layer_norms (str): whether LayerNorms and RMSNorms are folded: 'exact', or 'keep'. Defaults to 'exact'.
-        rotate (str, optional): 'hadamard' rotates the residual streams, those whose norms are offline, too, and the
-            heads of attentions. A LayerScale before such a stream is folded into the layer before it. Defaults to None:
-            each token stays what it is.
-        calibration: images with which the mean of keys and values is measured, to subtract it: a batch as the model
-            takes it, an iterable of batches or of tuples that begin with one, of which the first 512 images count, or
-            a function that takes a model and runs it on them. Defaults to None: keys and values stay.
+        rotate (str, optional): 'hadamard' rotates the residual streams and the heads of attentions, which spreads large
+            channels over all for INT8. A LayerScale before such a stream is folded into the layer before it. Defaults
+            to None: each token stays what it is.
+        calibration: images with which the mean of keys and values is measured, to subtract it, so that they need less
+            of a range in INT8: a batch as the model takes it, an iterable of batches or of tuples that begin with one,
+            of which the first 512 images count, or a function that takes a model and runs it on them. Defaults to None:
+            keys and values stay.
 
     Returns:
         FusionReport: where each norm was folded or why it was kept, and the largest difference on the example.

@@ -1,7 +1,6 @@
 """Step 4 of folding: the only module that writes to a model. Layers get new tensors, computed in float64."""
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
 from os.path import commonprefix
@@ -23,7 +22,7 @@ from .scopes import hold, refuse_hidden_states, set_scopes
 def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
     """Applies a plan in place to its model, or to a copy of it. Returns how each norm is folded, by name."""
     added: list[str] = []
-    new_by_name = new_norms(plan, plan.rotations)
+    new_by_name = new_norms(plan)
     for name, new in new_by_name.items():
         fold = plan.folds[name]
         if not fold.obstacle:
@@ -38,26 +37,20 @@ def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
     for attention in plan.attentions:
         for site, matrix, shift in attention.changes:
             added += absorb(model, site, matrix, shift)
-    held: dict[str, list[str]] = defaultdict(list)  # by the layer that they are folded into
-    for fold in plan.folds.values():
-        for site in fold.sites if not fold.obstacle else ():
-            held[site.layer].append(fold.norm)
     if added:
         next(module for module in model.modules() if isinstance(module, Folded)).added += tuple(dict.fromkeys(added))
     set_streams(model, [rotation.new for rotation in plan.rotations])
-    hold(model, held)
     set_scopes(model, _scopes(plan))
     refuse_save_pretrained(model, lambda part: isinstance(part, Folded), NOT_SAVED)
-    if plan.rotations:
-        refuse_hidden_states(model)
     forget_compiled_code()
     return new_by_name
 
 
 def set_streams(model: nn.Module, streams: Sequence[StreamBasis]) -> None:
-    """Stores the rotated residual streams of a model in their first norms."""
+    """Stores the rotated residual streams of a model in their first norms, and refuses `output_hidden_states`."""
     for stream in streams:
         model.get_submodule(stream.norms[0]).stream = stream
+        refuse_hidden_states(model)
 
 
 def streams_of(model: nn.Module) -> tuple[StreamBasis, ...]:
@@ -74,6 +67,8 @@ def rewrite(model: nn.Module, fold: Fold, new: NewNorm) -> None:
     fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
     marker = fill if scale.dim() == 1 else None  # a rotated one has none
     added = [name for site in fold.sites for name in absorb(model, site, scale, shift, marker)]
+    for site in fold.sites:
+        hold(model, {site.layer: [fold.norm]})
     for name, pad in fold.pads:
         layer = model.get_submodule(fold.sites[0].layer) if fold.sites else model
         token = fill._replace(value=fill.value.to(next(layer.parameters())))

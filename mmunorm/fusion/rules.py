@@ -42,14 +42,9 @@ _RULES: dict[type[nn.Module] | str, tuple[Rule, tuple[str, ...]]] = {}
 def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forward', )) -> Callable[[Rule], Rule]:
     """Registers a function as the fold rule of one or more module classes.
 
-    The rule of a class also applies to subclasses that override none of `methods`; the rule of the nearest class wins.
-    It does not apply to an instance whose `methods` have been replaced. For a custom model::
-
-        from mmunorm.fusion import Example, fold_rule
-
-        @fold_rule(MyDetector)
-        def my_detector(model):
-            yield Example(lambda model: model.extract_feat(torch.randn(1, 3, 64, 64)))
+    The function takes a module and returns its facts. The rule of a class also applies to subclasses that override none
+    of `methods`; the rule of the nearest class wins. It does not apply to an instance whose `methods` have been
+    replaced.
 
     Args:
         *classes: classes, or their full names such as 'timm.models.swin_transformer.PatchMerging', so that

@@ -19,8 +19,8 @@ def fold_of(name: str, trace: Trace, plan: FoldPlan) -> Fold:
     fold = Fold(name, type(plan.norms[name]).__name__, obstacle=plan.obstacles[name])
     if fold.obstacle:
         return fold
-    parameters = [number for vector in ('weight', 'bias')
-                  for number in _numbers(trace, 'parameter', f'{name}.{vector}')]
+    sources = [trace.sources.of.get(('parameter', f'{name}.{vector}')) for vector in ('weight', 'bias')]
+    parameters = [number for source in sources if source for number in source.numbers]
     if name not in trace.ran:
         fold.obstacle = Obstacle('did not run')
     elif use := trace.obstacle_of(parameters):
@@ -30,11 +30,6 @@ def fold_of(name: str, trace: Trace, plan: FoldPlan) -> Fold:
     else:
         _place(fold, trace, plan)
     return fold
-
-
-def _numbers(trace: Trace, kind: str, name: str) -> Iterable[int]:
-    source = trace.sources.of.get((kind, name))
-    return () if source is None else source.numbers
 
 
 def _alternative(name: str, trace: Trace, plan: FoldPlan) -> str:

@@ -1,14 +1,13 @@
 """Step 1 of folding: a run on tagged tensors, which shows what consumes each norm, layer and parameter.
 
-The run computes what the model computes. Beside each output of a norm or layer, and each parameter, goes its tag (see
-`tags`). Linear layers and convolutions read from it which channels they consume. Sums of tagged tensors with the same
-channels are residual streams: their tag goes on, and their sources belong together from then on. Products with a
-factor for each token, or with a LayerScale, are linear, too. Only the functions listed in `operators` keep a tag. Any
-other one is a consumer that prevents folding, whatever it computes on the example: a comparison or a top-k would see
-other values in a folded model. The result holds for all inputs of the code paths that the examples take.
+Beside each output of a norm or layer, and each parameter, goes its tag (see `tags`), from which layers read the
+channels that they consume. Sums of tagged tensors with the same channels are residual streams: their tag goes on, and
+their sources belong together from then on. Products with a factor for each token, or with a LayerScale, are linear,
+too. Only the functions listed in `operators` keep a tag. Any other one is a consumer that prevents folding, whatever it
+computes on the example: a comparison or a top-k would see other values in a folded model. So the result holds for all
+inputs of the code paths that the examples take.
 
-Step 3 compares outputs, so this step need not see all: a bias that is shared or not used, a write to the input of a
-norm.
+Step 3 compares outputs, so this step need not see all: a bias that is shared, or a write to the input of a norm.
 """
 from __future__ import annotations
 
@@ -306,10 +305,7 @@ class _Tracer(Recorder):
                 self._set(tensor, tag, crosses)
 
     def _moved(self, func, name: str, args: tuple, kwargs: dict, outputs: list[Tensor]) -> list[Tag | None] | None:
-        """The tags of a function's outputs, None for an output that does not depend on tagged tensors' values.
-
-        None instead of the list if it computes something else.
-        """
+        """The tags of a function's outputs, None for one that depends on no tag; None if it does not move elements."""
         is_copied = any(hasattr(tensor, 'tag') for tensor in outputs)  # an argument, which has perhaps been written to
         try:
             results = [func(*map_tensors(partial(_values, which, is_copied), args),
@@ -333,10 +329,7 @@ class _Tracer(Recorder):
         return tags
 
     def _unify(self, tagged: list[Tensor], name: str) -> bool:
-        """Makes what several sources wrote to a tensor one stream with one number a channel, which can be averaged.
-
-        Returns whether there were several.
-        """
+        """Whether several sources wrote to a tensor. They are one stream, whose channels can then be averaged."""
         numbers = tagged[0].tag.numbers
         written = self._sources.written[numbers]
         sources = self._sources.among(written)
@@ -436,10 +429,10 @@ class _Tracer(Recorder):
     def _part(self, weight: Tensor) -> tuple[str, int, int] | None:
         """The name of a weight and its rows, [first, end), or None if it is computed."""
         if name := self._whole.get(id(weight)):
-            is_rows = self._sources.of['parameter', name].axis == 0
-            if not is_rows:
-                self.trace.axes[name] = 0
-            return (name, 0, len(weight)) if is_rows else None
+            if self._sources.of['parameter', name].axis == 0:
+                return name, 0, len(weight)
+            self.trace.axes[name] = 0
+            return None
         if not hasattr(weight, 'tag') or not weight.numel():
             return None
         numbers = weight.tag.numbers.reshape(len(weight), -1)[:, 0].tolist()

@@ -1,7 +1,4 @@
-"""Step 3 of folding: compares a folded copy with the model before the model is changed.
-
-A norm that makes a difference is found by bisection, and kept; so is the basis of a residual stream, and an attention.
-"""
+"""Step 3 of folding: compares a folded copy with the model before the model is changed."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -44,9 +41,8 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     """The largest difference between a model and its folded copy, relative to the largest value of an output.
 
     Compares the outputs of the model and of the layers that norms are folded into, on `runs` in `dtype`, None for the
-    model's own. Sets the obstacle of each fold with which they differ by more than rounding, and takes back the
-    rotations and the rewritten attentions with which they do. Returns None if the runs returned no tensor and no such
-    layer ran.
+    model's own. By bisection it finds the folds, rotations and attentions with which they differ by more than rounding,
+    and takes these back. Returns None if the runs returned no tensor and no such layer ran.
 
     Raises:
         NotExactError: they differ with no norm folded, or outputs are NaN.
@@ -99,29 +95,23 @@ def check_rounding(plan: FoldPlan, runs: Sequence[Run]) -> float | None:
     Takes rotations back if they lose precision: a large channel of a stream is then in all channels. None for a model
     of another type.
     """
-    types = {parameter.dtype for parameter in plan.model.parameters()}
-    if not types & {*_HALF_TYPES} or not runs:
+    half = next((parameter.dtype for parameter in plan.model.parameters() if parameter.dtype in _HALF_TYPES), None)
+    if half is None or not runs:
         return None
 
-    def outputs(model: nn.Module, dtype: torch.dtype | None) -> list[Tensor]:
+    def outputs(model: nn.Module, dtype: torch.dtype) -> list[Tensor]:
         return [tensor for run in runs for tensor in tensors_in(run(model, dtype)) if tensor.is_floating_point()]
 
-    def folded() -> nn.Module:
-        twin = copy_of(plan.model)
-        apply(plan, twin)
-        return twin
-
-    half = next(iter(types & {*_HALF_TYPES}))
     with suppress(RuntimeError):  # not all models run in float64
         exact = outputs(copy_of(plan.model, torch.float64), torch.float64)
-        before, after = (_error(outputs(model, half), exact) for model in (copy_of(plan.model), folded()))
+        before, after = (_error(outputs(model, half), exact) for model in (copy_of(plan.model), _folded(plan)))
         if plan.rotations and after > _MOST_ROUNDING * before:
             rotated, plan.rotations = plan.rotations, []
             name = str(half).removeprefix('torch.')
             detail = f'in {name} the error of the model grows from {before:.1e} to {after:.1e}'
             for rotation in rotated:
                 _take_back(plan, rotation, Obstacle('half', detail=detail))
-            after = _error(outputs(folded(), half), exact)
+            after = _error(outputs(_folded(plan), half), exact)
         return after
     return None
 
@@ -137,12 +127,17 @@ def _units(plan: FoldPlan) -> list[Unit]:
     return alone + [[joint, *plan.folds_of(joint)] for joint in plan.joints if not joint.obstacle]
 
 
+def _folded(plan: FoldPlan, dtype: torch.dtype | None = None) -> nn.Module:
+    twin = copy_of(plan.model, dtype)
+    apply(plan, twin)
+    return twin
+
+
 def _difference(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> float | None:
     """Compares a copy with all folds that have no obstacle. Raises `_Differs` if it does."""
     watched = _unchanged_outputs(plan)
     before = _run(copy_of(plan.model, dtype), runs, watched, dtype)
-    twin = copy_of(plan.model, dtype)
-    apply(plan, twin)
+    twin = _folded(plan, dtype)
     try:
         after = _run(twin, runs, watched, dtype)
     except Exception as error:
