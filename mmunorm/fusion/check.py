@@ -40,7 +40,7 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> Obstacle | None:
         # A matrix, or a LayerNorm whose layer marks padded tokens, takes all channels.
         if (scale.dim() > 1 or fold.is_padded) and not reads_whole_tokens(site, len(shift), layer):
             return Obstacle('mixes channels' if scale.dim() > 1 else 'parts of a padded norm', site.layer)
-        if site.layer not in fold.copied and (held := held_elsewhere(site.layer, plan)):
+        if site.layer not in fold.copied and (held := plan.held_elsewhere(site.layer)):
             return Obstacle('neighbor held', site.layer, cause=held)
     if scale.dim() > 1 and (fold.pads or fold.joint is not None):
         return Obstacle('mixes and pads')
@@ -86,12 +86,5 @@ def layer_obstacle(name: str, plan: FoldPlan) -> Obstacle | None:
         return Obstacle('no layer', type(layer).__name__, owner=name)
     if parametrize.is_parametrized(layer):
         return Obstacle('parametrized', owner=name)
-    obstacle = call_obstacle(layer) or held_elsewhere(name, plan)
+    obstacle = call_obstacle(layer) or plan.held_elsewhere(name)
     return obstacle and replace(obstacle, owner=name)
-
-
-def held_elsewhere(name: str, plan: FoldPlan) -> Obstacle | None:
-    """What else holds the weights of the layer or norm `name`, or None."""
-    if shared := plan.owners.others(name, plan.modules[name]):
-        return Obstacle('shared', shared)
-    return plan.merge_obstacle(name)

@@ -47,18 +47,19 @@ class FoldPlan:
 
     def _obstacle(self, name: str, norm: nn.Module) -> Obstacle | None:
         """Stores the affine part of a norm. Returns why it cannot be folded, or None."""
-        if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm) or self.merge_obstacle(name):
+        if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm) or self.held_elsewhere(name):
             return obstacle
-        if shared := self.owners.others(name, norm):
-            return Obstacle('shared', shared)
         affine = affine_of(norm)
         if not all(value.isfinite().all() for value in affine):
             return Obstacle('infinite')
         self.affines[name] = affine
         return None
 
-    def merge_obstacle(self, name: str) -> Obstacle | None:
-        """Whether a part of the model is in an adapter, which may be merged or taken out later, as those of peft."""
+    def held_elsewhere(self, name: str) -> Obstacle | None:
+        """What else holds the weights of a layer or norm, or None: another part of the model, or an adapter that it is
+        in, which may be merged or taken out later, as those of peft."""
+        if shared := self.owners.others(name, self.modules[name]):
+            return Obstacle('shared', shared)
         parts = name.split('.')
         for kind in (type(self.modules['.'.join(parts[:i])]) for i in range(len(parts))):
             if callable(getattr(kind, 'merge', None)) and callable(getattr(kind, 'unmerge', None)):

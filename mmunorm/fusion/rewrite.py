@@ -122,10 +122,9 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
     if (site.after or scale.dim() > 1) and not shift.any():  # needs no bias
         vectors = {name: rows for name, rows in vectors.items() if attrgetter(name)(model) is not None}
     added = [name for name in vectors if add_to_state(model, name)]
-    wide = weight.double()
-    trailing = (1, ) * (weight.dim() - 2)
+    name, wide = join(site.layer, site.weight), weight.double()
     if site.after:
-        _set_rows(model, site, _times(scale, wide, 0) if scale.dim() > 1 else wide * scale.view(-1, 1, *trailing))
+        _set_rows(model, name, site.part, _times(scale, wide, 0))
         _change_biases(model, vectors, scale, shift)
         return added
     if scale.dim() > 1:  # the layer may read the norm several times
@@ -134,6 +133,7 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
 
     def times(values: Tensor) -> Tensor:
         """The weight times a value for each of its inputs."""
+        trailing = (1, ) * (weight.dim() - 2)
         return (wide.unflatten(0, (groups, -1)) * values.view(groups, 1, -1, *trailing)).flatten(0, 1)
 
     _change_biases(model, vectors, None, times(shift).flatten(1).sum(1))
@@ -141,21 +141,21 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
     if fill is not None and fill.marker >= 0:
         cancelled = fill.cancelled.to(weight.device)
         folded[:, fill.marker] = -wide[:, cancelled] @ shift[cancelled]
-    _set_rows(model, site, folded)
+    _set_rows(model, name, site.part, folded)
     return added
 
 
-def _times(matrix: Tensor, values: Tensor, axis: int) -> Tensor:
-    """A square matrix times each of the vectors that are side by side along a dimension."""
+def _times(scale: Tensor, values: Tensor, axis: int) -> Tensor:
+    """A scale times the vector along a dimension, or a square matrix times each of those that are side by side."""
     parts = values.movedim(axis, -1)
-    return (parts.unflatten(-1, (-1, len(matrix))) @ matrix.mT).flatten(-2).movedim(-1, axis)
+    parts = parts * scale if scale.dim() < 2 else (parts.unflatten(-1, (-1, len(scale))) @ scale.mT).flatten(-2)
+    return parts.movedim(-1, axis)
 
 
-def _set_rows(model: nn.Module, site: Site, rows: Tensor) -> None:
-    """Writes the rows of a layer into a new tensor for its weight."""
-    name = join(site.layer, site.weight)
+def _set_rows(model: nn.Module, name: str, part: slice | list[int], rows: Tensor) -> None:
+    """Changes a part of a parameter or buffer."""
     value = attrgetter(name)(model).detach().clone()
-    value[site.part] = rows.to(value.dtype)
+    value[part] = rows.to(value.dtype)
     _set(model, name, value)
 
 
@@ -180,12 +180,10 @@ def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor | 
     for name, (rows, indices) in vectors.items():
         bias[rows] = attrgetter(name)(model)[indices].double()
     if scale is not None:
-        bias = _times(scale, bias, 0) if scale.dim() > 1 else scale * bias
+        bias = _times(scale, bias, 0)
     bias = bias + shift
     for name, (rows, indices) in vectors.items():
-        value = attrgetter(name)(model).detach().clone()
-        value[indices] = bias[rows].to(value.dtype)
-        _set(model, name, value)
+        _set_rows(model, name, indices, bias[rows])
 
 
 def _set(model: nn.Module, name: str, value: Tensor) -> None:
@@ -225,10 +223,8 @@ def _persist(model: nn.Module, name: str) -> bool:
 # Residual streams.
 
 def _rotate(model: nn.Module, rotation: Rotation) -> list[str]:
-    """Folds a rotation into what writes the stream, and into the layers that read it without a norm.
-
-    Returns the names of buffers that were not persistent.
-    """
+    """Folds a rotation into what writes the stream, and into the layers that read it without a norm; returns as
+    `absorb`."""
     added = []
     zero = torch.zeros(rotation.stream.width, dtype=torch.float64)
     for writer in rotation.stream.writers:
@@ -261,12 +257,10 @@ def _take_scale(model: nn.Module, writer: Writer) -> Tensor:
 
 def is_layer_scale(module: nn.Module | None) -> bool:
     """Whether a module does nothing but multiply the channels of a token by its only parameter."""
-    if module is None or list(module.children()) or list(module.buffers()):
+    parameters = [] if module is None else list(module.parameters())
+    if len(parameters) != 1 or parameters[0].dim() != 1 or list(module.children()) or list(module.buffers()):
         return False
-    scales = [parameter for parameter in module.parameters() if parameter.dim() == 1]
-    if len(scales) != 1 or len(list(module.parameters())) > 1:
-        return False
-    scale = scales[0].detach()
+    scale = parameters[0].detach()
     x = torch.randn(2, len(scale), dtype=scale.dtype, device=scale.device)
     try:
         return torch.equal(module(x.clone()), x * scale)

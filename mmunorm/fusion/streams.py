@@ -7,7 +7,7 @@ from operator import attrgetter
 from torch import nn
 from torch.nn.utils import parametrize
 
-from .check import held_elsewhere, layer_obstacle
+from .check import layer_obstacle
 from .folds import Reader, Stream, Writer
 from .norms import statistic_of
 from .obstacles import Obstacle
@@ -125,7 +125,7 @@ def change_obstacle(layer: Layer, plan: FoldPlan, kind: str) -> Obstacle | None:
     if getattr(module, 'groups', 1) > 1:
         return Obstacle('groups', layer.owner)
     if isinstance(module, nn.MultiheadAttention):
-        held = held_elsewhere(layer.owner, plan)
+        held = plan.held_elsewhere(layer.owner)
         return held and Obstacle(kind, layer.owner, cause=held)
     return layer_obstacle(layer.owner, plan)
 
