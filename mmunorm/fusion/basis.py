@@ -71,13 +71,10 @@ class Rotation:
 
     def reading(self, reader: Reader) -> Tensor:
         """The matrix for a reader's input, `(k C, k C)` of k tokens side by side."""
-        width = self.stream.width
-        if reader.channels == tuple(range(width)):
+        if reader.channels == tuple(range(self.stream.width)):
             return self.new.basis.mT
         channels = torch.tensor(reader.channels)
-        token = torch.zeros_like(channels)  # which of the k tokens each channel is of
-        for channel in range(width):
-            token[channels == channel] = torch.arange(len(channels) // width)
+        token = (channels[:, None] == channels).tril(-1).sum(1)  # which of the k tokens each channel is of
         return torch.where(token[:, None] == token, self.new.basis[channels][:, channels].mT, 0.)
 
 

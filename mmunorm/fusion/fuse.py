@@ -122,10 +122,9 @@ def _find(plan: FoldPlan, example, rotate: str | None) -> tuple[Trace | None, li
     if not rotate and hugging_face_models(plan.model):
         runs += [run.with_hidden_states() for run in runs if isinstance(run.example, (Tensor, dict))]
     why = Obstacle('no example', kind)
-    size = sum(parameter.numel() for parameter in plan.model.parameters())
-    for dtype in (torch.float64, None) if runs and (plan.affines or plan.joints) else ():
-        if dtype is not None and size > _LARGEST_MODEL:
-            continue
+    is_large = sum(parameter.numel() for parameter in plan.model.parameters()) > _LARGEST_MODEL
+    dtypes = (None, ) if is_large else (torch.float64, None)
+    for dtype in dtypes if runs and (plan.affines or plan.joints) else ():
         with suppress(RuntimeError) if dtype is not None else nullcontext():  # not all models run in float64
             seen, succeeded, error = trace(lambda dtype=dtype: copy_of(plan.model, dtype), plan, runs, dtype)
             if succeeded:
@@ -153,10 +152,10 @@ def _find_rewritings(plan: FoldPlan, seen: Trace, dtype: torch.dtype | None, rot
         reasons = dict.fromkeys((name for name, norm in plan.norms.items() if statistic_of(norm)),
                                 Obstacle('no stream' if dtype else 'no float64'))
         for number, stream in enumerate(find_streams(seen, plan) if dtype else ()):
-            rotation = rotation_of(plan, stream, number)
-            if not isinstance(rotation, Obstacle):
-                plan.rotations.append(rotation)
-            reasons.update(dict.fromkeys(stream.norms, rotation if isinstance(rotation, Obstacle) else None))
+            found = rotation_of(plan, stream, number)
+            obstacle = found if isinstance(found, Obstacle) else None
+            plan.rotations += [] if obstacle else [found]
+            reasons.update(dict.fromkeys(stream.norms, obstacle))
         for fold in plan.folds.values():
             fold.not_rotated = reasons.get(fold.norm)
     if dtype and (rotate or means):

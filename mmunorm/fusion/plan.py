@@ -1,7 +1,6 @@
 """The plan of a model's folding: filled by the steps find and check, then applied."""
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -58,7 +57,7 @@ class FoldPlan:
     def held_elsewhere(self, name: str) -> Obstacle | None:
         """What else holds the weights of a layer or norm, or None: another part of the model, or an adapter that it is
         in, which may be merged or taken out later, as those of peft."""
-        if shared := self.owners.others(name, self.modules[name]):
+        if shared := self.owners.others(name):
             return Obstacle('shared', shared)
         parts = name.split('.')
         for kind in (type(self.modules['.'.join(parts[:i])]) for i in range(len(parts))):
@@ -91,15 +90,14 @@ class Owners:
     """Finds modules that are shared, or whose parameters share memory."""
 
     def __init__(self, model: nn.Module):
-        self._names = defaultdict(list)
-        for name, module in model.named_modules(remove_duplicate=False):
-            self._names[id(module)].append(name)
+        self._modules = dict(model.named_modules(remove_duplicate=False))
         tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
         self._memory = [(name, *_span(tensor)) for name, tensor in tensors if tensor.layout == torch.strided]
 
-    def others(self, name: str, module: nn.Module) -> str:
-        """Another name of the module or of one of its parameters in the model, or ''."""
-        if others := [alias for alias in self._names[id(module)] if alias != name]:
+    def others(self, name: str) -> str:
+        """Another name of a module or of one of its parameters in the model, or ''."""
+        module = self._modules[name]
+        if others := [alias for alias, other in self._modules.items() if other is module and alias != name]:
             return others[0]
         return self.overlapping([join(name, parameter) for parameter, _ in module.named_parameters()])
 

@@ -83,8 +83,8 @@ def _place(fold: Fold, trace: Trace, plan: FoldPlan) -> None:
         fold.sites = [site_of(layer, False, (number - channels.start if number in channels else -1
                                              for number in layer.inputs)) for layer in readers]
         fold.norms_after = list(dict.fromkeys(use.norm for use in allowed if use.norm))
-        fold.copied = [layer.owner for layer in readers if layer.owner in plan.copyable
-                       and plan.owners.others(layer.owner, plan.modules[layer.owner])]
+        fold.copied = [layer.owner for layer in readers
+                       if layer.owner in plan.copyable and plan.owners.others(layer.owner)]
         return
     if problem:
         fold.obstacle = Obstacle('neighbor', problem[0].owner, cause=problem[1])

@@ -221,15 +221,10 @@ class _Tracer(Recorder):
     def _stream_columns(self, numbers: Numbers) -> list[int] | None:
         """The number of a source at each column, `NOTHING` for none; None if a column has several channels."""
         written = self._sources.written[numbers]
-        if MIXED in written or not self._is_each_in_place(written):
+        if MIXED in written or not _is_same(self._sources.channel[written]):
             return None
         self._join(written)
         return written.max(0).tolist()
-
-    def _is_each_in_place(self, numbers: Numbers) -> bool:
-        """Whether each column has the same channel in all tokens."""
-        channels = self._sources.channel[numbers]
-        return not bool(((channels != channels.max(0)) & (channels >= 0)).any())
 
     def _are_same(self, columns: list[int], others: list[int]) -> bool:
         """Whether two readings have the same channels; then their sources are one stream."""
@@ -382,13 +377,14 @@ class _Tracer(Recorder):
             return None
         use, tags = Use('scale', name), (x.tag, getattr(factor, 'tag', x.tag))
         numbers, factors = unrepeated(*(np.broadcast_to(tag.numbers, output.shape) for tag in tags))
-        written = self._sources.written[numbers]
+        written, channel = self._sources.written[numbers], self._sources.channel
         if MIXED in written:
             return None
         if not isinstance(factor, Tensor) or factor.numel() == 1:
             pass
         elif not hasattr(factor, 'tag'):
-            if not self._is_shared_by_channels(factor, written):
+            axes = [axis for axis in range(-factor.dim(), 0) if factor.shape[axis] > 1 and factor.stride(axis)]
+            if not all(_is_same(channel[written], axis) for axis in axes):  # it differs between channels of a token
                 return None
         else:
             scale = self._sources.among(factors)
@@ -396,7 +392,6 @@ class _Tracer(Recorder):
                     'scaled', scale[0].name) not in self._sources.of:
                 return None
             scaled, is_written = self._sources.of['scaled', scale[0].name], written >= 0
-            channel = self._sources.channel
             if not np.array_equal(channel[factors[is_written]], channel[written[is_written]]):
                 return None
             self.trace.scaled.setdefault(scaled.name, set()).update(self._sources.indices(written))
@@ -405,16 +400,6 @@ class _Tracer(Recorder):
             written = np.where(is_written, channel[written] + scaled.numbers.start, NOTHING)
         self._add_use(numbers, use)
         return [Tag(self._sources, np.broadcast_to(written, output.shape))]
-
-    def _is_shared_by_channels(self, factor: Tensor, numbers: Numbers) -> bool:
-        """Whether a factor is the same for all channels of a token."""
-        channels = self._sources.channel[numbers]
-        for axis in range(-factor.dim(), 0):
-            if factor.shape[axis] > 1 and factor.stride(axis):
-                first = channels.max(axis, keepdims=True)
-                if bool(((channels != first) & (channels >= 0)).any()):
-                    return False
-        return True
 
     def _record_padding(self, input: Tensor, pad: Sequence[int], mode: str = 'constant', value=None) -> None:
         module = next((name for name in reversed(self._inside) if name and name in self._plan.fills), None)
@@ -469,7 +454,7 @@ class _Tracer(Recorder):
         """The number of the source at each channel of a layer's input, or `NOTHING`; None if it has several."""
         numbers = self._tokens(x, axis)
         columns = numbers.max(0)
-        if not bool(((numbers != columns) & (numbers >= 0)).any()) and MIXED not in numbers:
+        if _is_same(numbers) and MIXED not in numbers:
             if bool((numbers != columns).any()):
                 self.block(x, Use('mixed', owner))
             return columns.tolist()
@@ -477,8 +462,8 @@ class _Tracer(Recorder):
         if 'norm' not in kinds and (stream := self._stream_columns(numbers)) is not None:
             return stream
         # Several channels at one place, or outputs of a norm and something else.
-        self.block(x, Use('mixed' if 'norm' in kinds and len(kinds) > 1 and self._is_each_in_place(numbers) else
-                          'dimension', owner))
+        is_mixed = 'norm' in kinds and len(kinds) > 1 and _is_same(self._sources.channel[numbers])
+        self.block(x, Use('mixed' if is_mixed else 'dimension', owner))
         return None
 
     def _record_layer(self, part: tuple[str, int, int], owner: str, inputs: list[int], bias: Tensor | None) -> None:
@@ -500,6 +485,11 @@ class _Tracer(Recorder):
         if inputs != layer.inputs and ('norm' in self._sources.kinds([*inputs, *layer.inputs])
                                        or not self._are_same(layer.inputs, inputs)):
             self._add_use({*inputs, *layer.inputs}, Use('another input', owner))
+
+
+def _is_same(numbers: Numbers, axis: int = 0) -> bool:
+    """Whether numbers are the same along a dimension, except where there are none."""
+    return not bool(((numbers != numbers.max(axis, keepdims=True)) & (numbers >= 0)).any())
 
 
 def _values(which: int, is_copied: bool, tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from ..modules import tensors_in
 from .basis import Rotation
 from .examples import Run, copy_of
 from .folds import Fold, JointFold
+from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
 from .rewrite import apply
@@ -22,8 +23,6 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 # A rotation is taken back if it makes the error of a model in half precision larger by this factor.
 _MOST_ROUNDING = 1.25
 _MODEL = "the model's output"
-
-Unit = list[Fold | JointFold]
 
 
 class NotExactError(RuntimeError):
@@ -121,7 +120,7 @@ def _error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
                 if b.any()), default=0.)
 
 
-def _units(plan: FoldPlan) -> list[Unit]:
+def _units(plan: FoldPlan) -> list[list[Fold | JointFold]]:
     """What is folded as a whole: a norm, or a joint fold with its norms."""
     alone = [[fold] for fold in plan.folds.values() if not fold.obstacle and fold.joint is None]
     return alone + [[joint, *plan.folds_of(joint)] for joint in plan.joints if not joint.obstacle]
@@ -135,6 +134,9 @@ def _folded(plan: FoldPlan, dtype: torch.dtype | None = None) -> nn.Module:
 
 def _difference(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> float | None:
     """Compares a copy with all folds that have no obstacle. Raises `_Differs` if it does."""
+    for norm in (norm for rotation in plan.rotations for norm in rotation.stream.norms):
+        if plan.folds[norm].obstacle and not statistic_of(plan.norms[norm]):
+            raise _Differs(f'the output of {norm}, which is kept, differs')
     watched = _unchanged_outputs(plan)
     before = _run(copy_of(plan.model, dtype), runs, watched, dtype)
     twin = _folded(plan, dtype)
