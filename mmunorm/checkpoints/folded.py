@@ -1,9 +1,8 @@
 """Saves and loads checkpoints of folded models.
 
-A folded checkpoint is an ordinary checkpoint with a note of what is left of each norm and of the tensors that folding
-added. It may contain an mmengine config of the model type `FoldedModel`, from which the tools and OpenMMLab's
-inferencers build its model. In its state_dict, marks stand for the weights of folded norms, so that no loader puts it
-into a model with norms.
+It is an ordinary checkpoint with a note of what is left of each norm and of the tensors that folding added, and perhaps
+a config of the model type `FoldedModel`, from which the tools and OpenMMLab's inferencers build its model. In its
+state_dict, marks stand for the weights of folded norms, so that no loader puts it into a model with norms.
 """
 from __future__ import annotations
 
@@ -246,9 +245,6 @@ if not is_missing('mmengine'):
 
     @MODELS.register_module(name=FOLDED_TYPE)
     def folded_model(of: str | dict, folding: Mapping[str, Mapping], **cfg) -> nn.Module:
-        """Builds the model of type `of` with the settings `cfg`, and folds its norms: see :func:`without_norms`.
-
-        A dict `of` is the type with settings of its own.
-        """
+        """Builds the model `of`, a type or a dict with settings of its own, with `cfg`; see :func:`without_norms`."""
         of = of if isinstance(of, dict) else dict(type=of)
         return without_norms(MODELS.build({**cfg, **of}), folding)

@@ -166,16 +166,12 @@ def new_norms(plan: FoldPlan) -> dict[str, NewNorm]:
                 scale = torch.diag(scale) if scale.dim() == 1 else scale
                 new.linear = rotation.writing @ scale, rotation.writing @ shift
                 new.left = new.left or _left(plan, fold, statistic_of(plan.norms[writer.name]), False)
-    for new in new_by_name.values():
-        if new.linear is not None:
-            new.left['linear'] = True
     return new_by_name
 
 
 def _left(plan: FoldPlan, fold: Fold, statistic: str, is_centered: bool) -> dict:
     norm = plan.norms[fold.norm]
-    note = dict(width=len(plan.affines[fold.norm][1]), eps=norm.eps, channels_first=is_channels_first(norm),
-                linear=False)
+    note = dict(width=len(plan.affines[fold.norm][1]), eps=norm.eps, channels_first=is_channels_first(norm))
     if statistic == 'mean_square':
         return dict(note, kind='rms_norm')
     return dict(note, kind='layer_norm', is_centered=is_centered, is_padded=fold.is_padded and not fold.obstacle)

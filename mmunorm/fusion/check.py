@@ -71,7 +71,7 @@ def _joint_obstacle(plan: FoldPlan, joint: JointFold) -> Obstacle | None:
         if plan.folds[norm].obstacle:
             return Obstacle('joint', norm, cause=plan.folds[norm].obstacle)
         if statistic_of(plan.norms[norm]):
-            return Obstacle('joint online', norm)
+            return Obstacle('joint', norm, cause=Obstacle('online', type(plan.norms[norm]).__name__))
     if obstacle := joint.check(plan):
         return obstacle
     affines = joint.affines(plan)

@@ -41,11 +41,8 @@ class Run:
 
 
 class KeepsPrecision(TorchFunctionMode):
-    """Leaves float64 tensors what they are where a model casts them: position tokens that it resizes in float32, say.
-
-    Layers in float64 take what a model or an example makes in float32. Otherwise two copies in float64 could not be
-    compared.
-    """
+    """Leaves float64 tensors what they are where a model casts them, such as position tokens that it resizes, and lets
+    layers in float64 take what is made in float32. Otherwise two copies in float64 could not be compared."""
     _CASTS = frozenset(['to', 'float', 'half', 'bfloat16', 'type', 'type_as'])
     _LAYERS = frozenset([F.linear, F.conv1d, F.conv2d, F.conv3d])
 

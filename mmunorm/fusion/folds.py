@@ -124,14 +124,10 @@ class Writer:
 
 @dataclass
 class Reader:
-    """A norm, or a linear layer without a norm before it, that reads a residual stream.
-
-    `channels` are, for each channel of its input, the channel of the stream; those of several tokens if it reads
-    tokens side by side.
-    """
+    """A norm, or a linear layer without a norm before it, that reads a residual stream."""
     name: str
     is_norm: bool
-    channels: tuple[int, ...]
+    channels: tuple[int, ...]  # that it reads, in order; each several times if it reads several tokens side by side
     site: Site | None = None  # of a layer
 
 

@@ -167,16 +167,15 @@ def _means(plan: FoldPlan, calibration: Tensor | Iterable | Callable) -> dict[st
     """The mean outputs of the model's linear layers for these images."""
     model, like = copy_of(plan.model), next(plan.model.parameters())
     measured, number = OutputMeans(model), 0
-    if callable(calibration):
-        with measured:
+    with measured:
+        if callable(calibration):
             calibration(model)
-        return measured.means()
-    for batch in [calibration] if isinstance(calibration, Tensor) else calibration:
-        batch = batch[0] if isinstance(batch, (tuple, list)) else batch
-        with measured:
+            return measured.means()
+        for batch in [calibration] if isinstance(calibration, Tensor) else calibration:
+            batch = batch[0] if isinstance(batch, (tuple, list)) else batch
             model(batch.to(like))
-        if (number := number + len(batch)) >= _MOST_IMAGES:
-            break
+            if (number := number + len(batch)) >= _MOST_IMAGES:
+                break
     return measured.means()
 
 

@@ -53,7 +53,6 @@ TEXTS = {
     'padding token': '{detail} cannot represent the padding token that replaces zeros',
     'folded already': 'norms that fold with it are folded already',
     'joint': 'it cannot be folded past {part}: {cause}',
-    'joint online': 'it cannot be folded past {part}, which computes its statistics at inference',
     'no layer': '{owner}is a {part}, not a linear layer or convolution',
     'parametrized': '{owner}has a parametrized weight',
     'other': '{detail}',

@@ -14,10 +14,7 @@ from .rules import Example, Fills, Pad, facts
 
 
 class FoldPlan:
-    """The modules of a model, its norms with their affine parts, fold rules and folds, all by name.
-
-    The plan of a model also applies to its copies.
-    """
+    """The modules of a model, its norms with their affine parts, fold rules and folds, by name. It also fits its copies."""
 
     def __init__(self, model: nn.Module, layer_norms: str = 'exact'):
         self.model = model

@@ -34,8 +34,7 @@ class Recorder(TorchFunctionMode):
         self._sources = self.trace.sources
         self._start()
 
-    def _start(self) -> None:
-        """Before a run."""
+    def _start(self) -> None:  # before a run
         self._inside: list[str] = []  # the modules that are being called
         self._tagged: list[weakref.ref[Tensor]] = []
         self._scored: list[weakref.ref[Tensor]] = []

@@ -77,14 +77,13 @@ def rewrite(model: nn.Module, fold: Fold, new: NewNorm) -> None:
 
 
 def _replace_norm(model: nn.Module, name: str, new: NewNorm, added: Sequence[str]) -> None:
-    """Replaces the norm `name` by what is left of it."""
     norm = model.get_submodule(name)
     tensors = (*norm.parameters(), *norm.buffers(), *model.parameters())
     like = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
     if new.left is None:
         replacement = FoldedNorm(added, like)
     else:
-        replacement = built(**new.left, added=added, like=like)
+        replacement = built(**new.left, linear=new.linear is not None, added=added, like=like)
         disable_fast_path(model, [name], quiet=True)
         if new.linear is not None:
             replacement.linear.weight.copy_(new.linear[0])

@@ -26,10 +26,8 @@ class Example:
 
 @dataclass(frozen=True)
 class Fills:
-    """The module pads its input with zeros; `pad(module, fill)` returns one that pads with another token.
-
-    `fill` is a :class:`mmunorm.fusion.padding.Fill`.
-    """
+    """The module pads its input with zeros; `pad(module, fill)` returns one that pads with another token, of the class
+    :class:`mmunorm.fusion.padding.Fill`."""
     pad: Pad
 
 

@@ -80,7 +80,6 @@ class Sources:
         return [self.all[index] for index in self.indices(numbers)]
 
     def kinds(self, numbers: Iterable[int]) -> set[str]:
-        """Their kinds."""
         return {source.kind for source in self.among(numbers)}
 
     def read(self, a: Numbers, b: Numbers) -> Numbers:

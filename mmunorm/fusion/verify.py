@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -89,10 +90,9 @@ def _take_back(plan: FoldPlan, rotation: Rotation, obstacle: Obstacle) -> None:
 
 @torch.no_grad()
 def check_rounding(plan: FoldPlan, runs: Sequence[Run]) -> float | None:
-    """The error of the folded copy of a model in half precision, relative to the largest value of the same in float64.
+    """The error of the folded copy of a model in half precision against the model in float64; None in other types.
 
-    Takes rotations back if they lose precision: a large channel of a stream is then in all channels. None for a model
-    of another type.
+    Takes rotations back if they lose precision: a large channel of a stream is then in all channels.
     """
     half = next((parameter.dtype for parameter in plan.model.parameters() if parameter.dtype in _HALF_TYPES), None)
     if half is None or not runs:
@@ -166,15 +166,12 @@ def _run(model: nn.Module, runs: Sequence[Run], watched: Iterable[str], dtype: t
     """The outputs of each run of a model."""
     layers: _Outputs = {}
 
-    def keep(name: str):
-        def hook(module: nn.Module, args, output) -> None:
-            layers.setdefault(f'the output of {name}', []).extend(map(_sample, tensors_in(output)))
-
-        return hook
+    def keep(name: str, module: nn.Module, args, output) -> None:
+        layers.setdefault(f'the output of {name}', []).extend(map(_sample, tensors_in(output)))
 
     for name in watched:
         with suppress(RuntimeError):  # scripted modules do not support hooks
-            model.get_submodule(name).register_forward_hook(keep(name))
+            model.get_submodule(name).register_forward_hook(partial(keep, name))
     found = []
     for run in runs:
         layers.clear()
