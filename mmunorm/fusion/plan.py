@@ -14,7 +14,7 @@ from .rules import Example, Fills, Pad, facts
 
 
 class FoldPlan:
-    """The modules of a model, its norms with their affine parts, fold rules and folds, by name. It also fits its copies."""
+    """The modules of a model, its norms with their affine parts, fold rules and folds, by name; also of its copies."""
 
     def __init__(self, model: nn.Module, layer_norms: str = 'exact'):
         self.model = model
