@@ -186,9 +186,8 @@ class _Tracer(Recorder):
         chain, receivers = tuple(self._inside), self._plan.receivers
         for tensor in tensors_in(output) if chain else ():
             if getattr(tensor, 'crosses', False) and hasattr(tensor, 'tag'):
-                for index in self._sources.indices(tensor.tag.found):
-                    source = self._sources.all[index][:2]
-                    receivers[source] = tuple(commonprefix([chain, receivers.get(source, chain)]))
+                for kind, name, *_ in self._sources.among(tensor.tag.found):
+                    receivers[kind, name] = tuple(commonprefix([chain, receivers.get((kind, name), chain)]))
 
     def _record_norm(self, name: str, norm: nn.Module, x: Tensor, y: Tensor, axis: int) -> None:
         self.trace.ran.add(name)
