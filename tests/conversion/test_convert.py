@@ -390,11 +390,6 @@ def test_errors(match, make, changed):
     refused(match, make(), **{'batches': [tokens(20, 6)], **changed})
 
 
-def test_other_types_than_modules():
-    with pytest.raises(TypeError, match='^model: must be an nn.Module, got Tensor'):
-        convert_norms(tokens(20, 6), chain())
-
-
 def test_norms_over_several_dimensions_and_in_kept_modules_stay():
     model = nn.Sequential(nn.Sequential(chain(), layer_norm(6)), chain(), nn.LayerNorm((2, 6)))
     report = convert_norms(model, [tokens(4, 2, 6)], keep=['2', '0'])

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from ..logs import write_log
-from ..tiny_runs import ROOT, load_tool
+from ..tiny_runs import load_tool
 
 
 @pytest.fixture
@@ -12,12 +12,6 @@ def demo(tmp_path, monkeypatch):
     demo = load_tool('demo')
     monkeypatch.setattr(demo, 'ROOT', tmp_path)
     return demo
-
-
-def test_its_configs_differ_in_the_norm(demo):
-    texts = {norm: (ROOT / demo.CONFIG.format(norm)).read_text() for norm in demo.NORMS}
-    assert "norm_cfg=dict(type='LN')" in texts['ln'] and "norm_cfg=dict(type='UN', window=4" in texts['un']
-    assert f'{demo.STEPS} steps' in texts['un']
 
 
 def test_a_failed_tool_ends_it_with_its_last_lines_and_ends_the_others(demo, capsys):

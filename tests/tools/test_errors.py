@@ -42,6 +42,7 @@ TRAIN = [
 TEST = [
     ('test {un} nowhere.pth', 'no checkpoint nowhere.pth'), ('test {un} loop', 'no checkpoint loop'),
     ('test {un} empty', 'empty is a folder: a checkpoint is a file'),
+    ('test {un} latest', 'latest is a folder: choose a checkpoint in it, such as latest/epoch_1.pth'),
     ('test {un} un.pth --norm LN', 'un.pth has backbone.norm1.activation_record: its norms are not'),
     ('test {un} un.pth --norm UN+', 'un.pth lacks backbone.norm1.eta: its norms are not'),
     ('test {un} un.pth --cfg-options model.head.in_channels=3', 'un.pth does not fit the config: '),

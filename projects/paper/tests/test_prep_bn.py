@@ -45,7 +45,7 @@ def build(steps=12):
 
 def prep_bn(norm, weight, bias, eta, ln_weight, ln_bias):
     layer_norm = ref.ReferenceFormula(ref.ln, ln_weight=ln_weight, ln_bias=ln_bias)
-    return ReferencePRepBN(ref.ReferenceBN(weight, bias, eta), layer_norm, norm.steps)
+    return ReferencePRepBN(ref.ReferenceBN(weight=weight, bias=bias, eta=eta), layer_norm, norm.steps)
 
 
 @pytest.mark.parametrize('masked', [False, True])
