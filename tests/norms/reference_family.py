@@ -89,12 +89,6 @@ class ReferenceBN(ReferenceFormula):
         return dict(running_mean=self.running_mean, running_var=self.running_var)
 
 
-def ln(x, ln_weight, ln_bias, eps=1e-5):
-    """Ba et al., 2016."""
-    centered = x - x.mean(1, keepdim=True)
-    return ln_weight * centered / (centered.square().mean(1, keepdim=True) + eps).sqrt() + ln_bias
-
-
 def rmsn(x, weight, eps=1e-5):
     """Zhang and Sennrich, NeurIPS 2019, Eq. 4."""
     return weight * x / (x.square().mean(1, keepdim=True) + eps).sqrt()

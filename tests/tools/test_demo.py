@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from ..logs import write_log
 from ..tiny_runs import load_tool
 
 
@@ -33,9 +32,11 @@ def test_tools_run_side_by_side_with_their_output_in_logs(demo, capsys):
 def test_progress_and_scores_are_read_from_logs(demo):
     assert demo.steps_done() == 0
     for norm, step in dict(ln=5, un=10).items():
-        folder = demo.ROOT / demo.OUT / norm
-        write_log(folder, '2026', [dict(step=step - 5), {'accuracy/top1': 80.5 + step, 'step': step}])
-        (folder / '2026/2026.json').write_text(json.dumps({'accuracy/top1': 70. + step}))
+        folder = demo.ROOT / demo.OUT / norm / '2026'
+        (folder / 'vis_data').mkdir(parents=True)
+        (folder / 'vis_data/scalars.json').write_text(
+            f'{{"step": {step - 5}}}\n{{"accuracy/top1": {80.5 + step}, "step": {step}}}\n')
+        (folder / '2026.json').write_text(json.dumps({'accuracy/top1': 70. + step}))
     assert demo.steps_done() == 15 and demo.trained_score('un') == 90.5 and demo.score('ln') == 75.
 
 
