@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..registry import MODELS
 from .base import Norm
-from .un import affine
+from .kernels.reference import affine
 
 
 @MODELS.register_module()
