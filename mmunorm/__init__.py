@@ -4,7 +4,6 @@ Importing the package registers its layers, backbones and hooks in mmengine's ro
 OpenMMLab project finds them by name. Without OpenMMLab, the norms and the functions that take a model, such as
 :func:`fuse_norms`, are available.
 """
-import sys
 import warnings
 
 import torch
@@ -15,7 +14,7 @@ if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 1):
     raise ImportError(f'mmunorm needs torch 2.1 or newer, and this Python has {torch.__version__}.')
 
 from . import registry
-from .registry import explain_missing, is_missing, missing_message, running_tool
+from .registry import explain_missing, is_missing, missing_message
 
 if not is_missing('mmengine'):
     from mmengine.config.utils import MODULE2PACKAGE
@@ -34,12 +33,8 @@ if not is_missing('mmengine'):
         except Exception as error:  # with transformers 5, an ImportError or a TypeError
             registry.mark_missing('mmpretrain', error)
 
-    if registry.MISSING and not running_tool():
+    if registry.MISSING:
         warnings.warn(missing_message('mmunorm provides its norms and the functions of models; the rest'), stacklevel=2)
-
-if registry.MISSING and (tool := running_tool()):
-    print(missing_message(tool), file=sys.stderr)
-    raise SystemExit(2)
 
 if not registry.MISSING:
     from . import backbones, engine  # noqa: F401

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import MODELS, registered
-from ..utils import misspelt, nearest
+from ..utils import nearest
 
 
 class Norm(nn.Module):
@@ -78,11 +78,6 @@ class Norm(nn.Module):
         return str(self.num_features)
 
 
-def call_norm(norm: nn.Module, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-    """`norm(x)`, with the pad mask for norms of this package: the others have no statistics over tokens."""
-    return norm(x, pad_mask) if pad_mask is not None and isinstance(norm, Norm) else norm(x)
-
-
 def check_count(name: str, value: int, minimum: int) -> int:
     """Returns `value` if it is an int of at least `minimum`; else a ValueError that names the argument."""
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
@@ -108,19 +103,13 @@ DEFAULT_NORM_CFG = dict(type='UN')
 
 
 def check_norm_cfg(norm_cfg: dict, name: str = 'norm_cfg') -> dict:
-    """Returns `norm_cfg` if it is a dict with the `type` of a registered norm, and no argument is misspelt.
-
-    A TypeError if it is none, or an argument is misspelt; a KeyError if no norm of this type is registered.
-    """
+    """Returns `norm_cfg` if it is a dict with a `type`; else a TypeError, or a KeyError if none is registered."""
     if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
         raise TypeError(f"{name}={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
     kind = norm_cfg['type']
-    norm = registered(kind)
-    if norm is None:
+    if registered(kind) is None:
         known = sorted(key for key, cls in MODELS.module_dict.items()
                        if isinstance(cls, type) and issubclass(cls, Norm))
         raise KeyError(f'{name}: there is no norm {kind!r}{nearest(kind, MODELS.module_dict)} mmunorm has '
                        f'{", ".join(known)}')
-    if isinstance(norm, type) and issubclass(norm, Norm) and (why := misspelt(name, norm_cfg, norm)):
-        raise TypeError(why)
     return norm_cfg

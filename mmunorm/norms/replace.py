@@ -45,7 +45,7 @@ def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None 
         `model`, or the new norm if `model` is itself such a norm.
 
     Raises:
-        TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has a misspelt argument.
+        TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has an unknown argument.
         KeyError: no norm of this type is registered.
         ValueError: `model` has no LayerNorm or RMSNorm, none of such a name, or one that cannot be replaced; `model` is
             unchanged.

@@ -212,10 +212,10 @@ def test_a_link_stays_and_a_device_is_refused(tmp_path):
             export(model, IMAGES, tmp_path / f'{name}.onnx')
 
 
-def test_a_full_disk_is_named(tmp_path):
-    with pytest.raises(OSError, match='No space left') as caught, whole_files(tmp_path / 'm.onnx'):
+def test_a_full_disk_leaves_no_file(tmp_path):
+    with pytest.raises(OSError, match='No space left'), whole_files(tmp_path / 'm.onnx'):
         raise OSError(errno.ENOSPC, 'No space left on device')
-    assert caught.value.filename == str(tmp_path / 'm.onnx') and not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 def raises(error):
