@@ -13,10 +13,9 @@ __version__ = '0.1.0'
 if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 1):
     raise ImportError(f'mmunorm needs torch 2.1 or newer, and this Python has {torch.__version__}.')
 
-from . import registry
-from .registry import explain_missing, is_missing, missing_message
+from .registry import MISSING, explain_missing, missing_message
 
-if not is_missing('mmengine'):
+if 'mmengine' not in MISSING:
     from mmengine.config.utils import MODULE2PACKAGE
 
     from . import ops
@@ -27,18 +26,16 @@ if not is_missing('mmengine'):
     # Before anything imports mmcv.ops.
     ops.install()
 
-    if not registry.MISSING:
+    if not MISSING:
         try:
             import mmpretrain.models  # noqa: F401
         except Exception as error:  # with transformers 5, an ImportError or a TypeError
-            registry.mark_missing('mmpretrain', error)
+            MISSING['mmpretrain'] = str(error)
 
-    if registry.MISSING:
+    if not MISSING:
+        from . import backbones  # noqa: F401
+    else:
         warnings.warn(missing_message('mmunorm provides its norms and the functions of models; the rest'), stacklevel=2)
-
-if not registry.MISSING:
-    from . import backbones, engine  # noqa: F401
-elif not is_missing('mmengine'):
     from . import engine  # noqa: F401
 
 from . import norms

@@ -4,27 +4,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
-# The OpenMMLab packages that mmunorm needs and that are not installed.
-MISSING = tuple(name for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if find_spec(name) is None)
-_REASONS: dict[str, str] = {}
-
-
-def mark_missing(package: str, error: Exception) -> None:
-    """Counts a package as missing that cannot be imported, such as mmpretrain with transformers 5."""
-    global MISSING
-    MISSING = (*MISSING, package)
-    _REASONS[package] = str(error)
-
-
-def is_missing(*packages: str) -> bool:
-    """Whether one of these packages of OpenMMLab is missing."""
-    return not set(packages).isdisjoint(MISSING)
+# The OpenMMLab packages that mmunorm needs and that cannot be imported, and why; '' for one that is not installed.
+MISSING = {name: '' for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if find_spec(name) is None}
 
 
 def missing_message(what: str) -> str:
     """Why `what` cannot be used, and what to install."""
-    if _REASONS:
-        return f'{what} needs {", ".join(_REASONS)}, which cannot be imported here: {"; ".join(_REASONS.values())}'
+    if why := MISSING.get('mmpretrain'):
+        return f'{what} needs mmpretrain, which cannot be imported here: {why}'
     return (f"{what} needs {', '.join(MISSING)}, which is not installed. If other OpenMMLab packages are "
             'installed, use the same distribution (mmcv or onedl-mmcv, never both); otherwise run '
             "`pip install '.[onedl]'` in a clone of mmunorm.")
@@ -40,7 +27,7 @@ def explain_missing(package: str, names: Sequence[str]) -> Callable[[str], objec
     return explain
 
 
-if is_missing('mmengine'):
+if 'mmengine' in MISSING:
 
     class Registry:
         """The part of mmengine's Registry that this package uses."""

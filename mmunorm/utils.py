@@ -86,9 +86,7 @@ def is_first_process() -> bool:
 
 
 def check_installed(package: str, what: str, extra: str) -> None:
-    """Raises a PreflightError with the command to install an extra if its package is missing; `what`, a plural, needs
-    it.
-    """
+    """Raises a PreflightError with how to install an extra if its package, which `what` (a plural) need, is missing."""
     if find_spec(package) is None:
         raise PreflightError(f"{what} need {package}: `pip install '.[{extra}]'` in a clone of mmunorm.")
 

@@ -64,16 +64,6 @@ class Norm(nn.Module):
                                'call mmunorm.fuse_norms(model.eval()), or build the model with mmunorm.load_folded.')
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def start_run(self, resumed: bool, steps: int) -> str:
-        """To be called when a run of `steps` more training steps begins; returns a warning for the user, or ''.
-
-        A `resumed` run continues from its own checkpoint.
-        """
-        return ''
-
-    def set_progress(self, done: int, steps: int) -> None:
-        """To be called before each training step of a run, with the steps done and the steps of the run."""
-
     def extra_repr(self) -> str:
         return str(self.num_features)
 

@@ -42,8 +42,9 @@ class PendingSteps:
         if self._pending and in_backward_pass():
             return self._recall(measure)
         step = new()
-        self._drop_finished()
-        self._pending.append(_Pending(step))
+        waiting = [pending for pending in self._pending if not pending.done
+                   and (pending.graph is None or pending.graph() is not None)]
+        self._pending = [*waiting[1 - _MAX_PENDING:], _Pending(step)]
         return step
 
     def watch(self, step: Step, y: Tensor) -> None:
@@ -61,11 +62,6 @@ class PendingSteps:
         pending = None if is_compiling() else next((other for other in self._pending if other.step is step), None)
         if pending is not None:
             pending.done = True
-
-    def _drop_finished(self) -> None:
-        """Drops the steps whose backward pass cannot come any more."""
-        self._pending = [pending for pending in self._pending if not pending.done
-                         and (pending.graph is None or pending.graph() is not None)][1 - _MAX_PENDING:]
 
     def _recall(self, measure: Callable[[], Tensor]) -> Step:
         """The step that measured the same; of several, the newest among the least often recalled.

@@ -16,7 +16,6 @@ from . import kernels
 from .averages import arithmetic_mean, finite_or, geometric_mean, is_outlier, moving_average, not_finite, push
 from .base import check_choice, check_count
 from .kernels import reference
-from .recompute import PendingSteps
 from .state import OfflineState
 from .step import Step
 from .sync import merge_backward, merge_forward, num_processes
@@ -41,10 +40,6 @@ class OfflineNorm(OfflineState):
     synchronized = False
     loss_scale: Tensor | None = None
     has_triton_kernels = False
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._pending = PendingSteps()
 
     @property
     def is_distributed(self) -> bool:
@@ -165,10 +160,9 @@ class UN(OfflineNorm):
         backward_momentum (bool): whether that average passes through a moving average with `alpha`.
             Defaults to True.
         centered (bool | str): whether to subtract the mean over tokens: the current step's, with its exact gradient.
-            The variance about it is then averaged and filtered in place of the mean square. 'frozen' subtracts the
-            `running_mean` of the checkpoint that the run starts from, and does not change it: right for a detector on
-            a backbone that was pretrained with True. In eval mode both are the same. `--norm` of the tools chooses
-            between them; a config names one. Not from the paper. Defaults to False.
+            The variance about it then replaces the mean square. 'frozen' subtracts the `running_mean` of the checkpoint
+            that the run starts from, and does not change it: for a detector whose backbone was pretrained with True.
+            In eval mode both are the same. Not from the paper. Defaults to False.
         eta (float, optional): adds `eta * x` as RepBN does; the learnable number `eta` starts here. Not from the
             paper. Defaults to None, for no such term.
         eps (float): added to the variance. Defaults to 1e-5.
