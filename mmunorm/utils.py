@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path
 
 from torch import nn
@@ -83,12 +82,6 @@ def warn(message: str) -> None:
 def is_first_process() -> bool:
     """Whether this is the only process, or the first of a distributed run."""
     return (os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0') == '0'
-
-
-def check_installed(package: str, what: str, extra: str) -> None:
-    """Raises a PreflightError with how to install an extra if its package, which `what` (a plural) need, is missing."""
-    if find_spec(package) is None:
-        raise PreflightError(f"{what} need {package}: `pip install '.[{extra}]'` in a clone of mmunorm.")
 
 
 @contextmanager

@@ -52,9 +52,9 @@ class RepBN2d(ChannelsFirst, RepBN):
 
 def for_maps(norm: type[nn.Module]) -> type[nn.Module]:
     """The class that normalizes the channels of `(N, C, H, W)` as `norm` does tokens; a ValueError if there is none."""
-    is_one = isinstance(norm, type) and issubclass(norm, ChannelsFirst)
-    found = norm if is_one else MODELS.module_dict.get(f'{norm.__name__}2d')
+    name = norm.__name__
+    found = norm if name.endswith('2d') else MODELS.module_dict.get(f'{name}2d')
     if found is None:
-        raise ValueError(f'norm_cfg: {norm.__name__} does not support inputs (N, C, H, W), which this model '
+        raise ValueError(f'norm_cfg: {name} does not support inputs (N, C, H, W), which this model '
                          'normalizes; use one of UN, SyncUN, MABN, TokenBN, RepBN')
     return found

@@ -174,12 +174,10 @@ class OfflineState(Norm):
 
         A run that is not `resumed` from its own checkpoint begins at step 1: its weights may be of another task.
         """
-        if self.warmup_iters is None:
-            return ''
-        if not resumed:
+        if not resumed and self.warmup_iters is not None:
             self.restart_warmup()
         total = steps + int(self.num_batches_tracked)
-        if isinstance(self.warmup_iters, float) or total > self.warmup_iters:
+        if not isinstance(self.warmup_iters, int) or total > self.warmup_iters:
             return ''
         return (f'{type(self).__name__} never leaves its warm-up in this run: {total} training steps against '
                 f'warmup_iters={self.warmup_iters}, so that none of its averages are used. Set a shorter one in '
@@ -199,7 +197,7 @@ class OfflineState(Norm):
 
     def extra_repr(self) -> str:
         arguments = ('eps', 'alpha', 'warmup_iters', 'window', 'outlier_filter', 'forward_average', 'backward_average',
-                     'backward_momentum', 'centered')
+                     'backward_momentum', 'centered', 'layer_scale', 'synchronized')
         shown = (f'{name}={getattr(self, name)!r}' for name in arguments if hasattr(self, name))
         return ', '.join([super().extra_repr(), *shown])
 

@@ -131,9 +131,6 @@ class OfflineNorm(OfflineState):
             self.gradient_record.copy_(torch.where(useless, self.gradient_record, record))
         return dweight, dbias, used if scale is None else used * scale, g_mean
 
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (', synchronized' if self.synchronized else '')
-
 
 @MODELS.register_module()
 class UN(OfflineNorm):

@@ -168,16 +168,6 @@ def _sum_parts(parts, rows, c, channels, BLOCK_P: tl.constexpr, BLOCK_C: tl.cons
 
 
 @triton.jit
-def _moving_average(old, newest, alpha):
-    return alpha * old + (1 - alpha) * newest
-
-
-@triton.jit
-def _is_finite(value):
-    return value - value == 0
-
-
-@triton.jit
 def _average_activation(parts, weight, step, running_var, record, outliers, rstd_out, scale_out, s_out, outlier_out,
                         averaged_out, rows, factor, channels, exact_steps, alpha, eps, WINDOW: tl.constexpr,
                         BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
@@ -190,7 +180,7 @@ def _average_activation(parts, weight, step, running_var, record, outliers, rstd
     running = tl.load(running_var + c, inside, 0)
     value = _sum_parts(parts, rows, c, channels, BLOCK_P, BLOCK_C) * factor
     tl.store(s_out + c, value, inside)
-    s = tl.where(_is_finite(value), value, running)
+    s = tl.where(value - value == 0, value, running)  # inf and NaN are replaced
     found = settled & False
     if outliers is not None:  # V of Eq. 19, of the record as it is before this step
         roots = tl.zeros((BLOCK_C, ), tl.float32)
@@ -224,7 +214,7 @@ def _average_activation(parts, weight, step, running_var, record, outliers, rstd
     rstd = 1 / tl.sqrt(var_hat + eps)
     tl.store(rstd_out + c, rstd, inside)
     tl.store(scale_out + c, tl.load(weight + c, inside, 0).to(tl.float32) * rstd, inside)
-    tl.store(running_var + c, _moving_average(running, var_hat, alpha), inside)
+    tl.store(running_var + c, alpha * running + (1 - alpha) * var_hat, inside)
 
 
 @triton.jit
@@ -241,8 +231,9 @@ def _average_gradient(parts, rstd, weight, dweight_out, dbias_out, psi, record, 
     value = dweight * tl.load(weight + c, inside, 0).to(tl.float32) * factor
     if loss_scale is not None:  # the state is in units of the unscaled loss
         value /= tl.load(loss_scale).to(tl.float32)
-    finite = tl.min(_is_finite(value).to(tl.int32), 0) > 0
-    exact = tl.where(_is_finite(value), value, old)
+    is_finite = value - value == 0
+    finite = tl.min(is_finite.to(tl.int32), 0) > 0
+    exact = tl.where(is_finite, value, old)
     recorded = exact
     changes = finite
     if outlier is not None:
@@ -256,7 +247,7 @@ def _average_gradient(parts, rstd, weight, dweight_out, dbias_out, psi, record, 
         tl.store(record + (m - 1) * channels + c, row, inside & finite)
     tl.store(record + (WINDOW - 1) * channels + c, recorded, inside & finite)
     settled = tl.load(averaged) != 0
-    newest = _moving_average(old, tl.where(settled, mean, exact), alpha)
+    newest = alpha * old + (1 - alpha) * tl.where(settled, mean, exact)
     tl.store(psi + c, tl.where(changes, newest, old), inside)
     used = tl.where(settled, newest, exact)
     if loss_scale is not None:
