@@ -75,11 +75,11 @@ def check_count(name: str, value: int, minimum: int) -> int:
     return value
 
 
-def check_eps(eps: float) -> float:
-    """Returns `eps` if it is positive; else a ValueError."""
-    if not eps > 0:
-        raise ValueError(f'eps must be a positive number, got {eps!r}')
-    return eps
+def check_positive(name: str, value: float) -> float:
+    """Returns `value` if it is positive; else a ValueError that names the argument."""
+    if not value > 0:
+        raise ValueError(f'{name} must be a positive number, got {value!r}')
+    return value
 
 
 def check_choice(name: str, value: str | bool, choices: Sequence[str | bool]) -> str | bool:

@@ -59,9 +59,8 @@ class PendingSteps:
 
     def note_backward_pass(self, step: Step) -> None:
         """Notes the backward pass of a step that :meth:`step` returned."""
-        pending = None if is_compiling() else next((other for other in self._pending if other.step is step), None)
-        if pending is not None:
-            pending.done = True
+        for pending in () if is_compiling() else self._pending:
+            pending.done |= pending.step is step
 
     def _recall(self, measure: Callable[[], Tensor]) -> Step:
         """The step that measured the same; of several, the newest among the least often recalled.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .averages import moving_average
-from .base import Norm, check_choice, check_eps
+from .base import Norm, check_choice, check_positive
 from .recompute import PendingSteps
 
 
@@ -54,7 +54,7 @@ class OfflineState(Norm):
             raise ValueError('warmup_iters must be a number of steps, an int of at least 0, or a share of the run, a '
                              f'float between 0 and 1, got {warmup_iters!r}')
         self.warmup_iters = warmup_iters
-        self.eps = check_eps(eps)
+        self.eps = check_positive('eps', eps)
         self.centered = check_choice('centered', centered, (False, True, 'frozen'))
         self.weight = nn.Parameter(torch.ones(num_features))
         self.bias = nn.Parameter(torch.zeros(num_features))

@@ -1,9 +1,7 @@
 """Unified Normalization (arXiv 2208.01313): Algorithm 2 from top to bottom, in the framework of its section 3.
 
 :class:`OfflineNorm` is the framework, :class:`UN` chooses its averages. Steps are numbered as in docs/paper_to_code.md.
-Tokens are `x` `(..., C)`; everything else is `(C,)`, one number a channel. On a GPU, :mod:`.kernels` computes UN's
-steps in Triton. The buffers are those of :mod:`.state`; :mod:`.sync` merges statistics over processes, and
-:mod:`.recompute` finds the step of a forward pass that is computed again.
+Tokens are `x` `(..., C)`; everything else is `(C,)`, one number a channel. The buffers are those of :mod:`.state`.
 """
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ class OfflineNorm(OfflineState):
 
     synchronized = False
     loss_scale: Tensor | None = None
-    has_triton_kernels = False
+    has_triton_kernels = False  # for its training steps on a GPU
 
     @property
     def is_distributed(self) -> bool:
