@@ -18,15 +18,15 @@ from mmunorm.norms.kernels import triton as kernels
 DEVICE = 'cpu' if os.environ.get('TRITON_INTERPRET') == '1' else 'cuda'
 # Of one rounding to the dtype of the activations, which may fall to either side.
 ROUNDING = {torch.float32: 2e-6, torch.float16: 1e-3}
-# Sums over steps of such inputs, or gradients, overflow.
-HUGE_X, HUGE_DY = (1.2e19, 1.), (1., 1.2e38)
+# Of inputs and gradients. The sum of their squares, or of the gradients, over the steps of a window overflows.
+HUGE_X, HUGE_DY = (1.1e19, 1.), (1., 1.2e38)
 CASES = [
     dict(shape=(1, 9, 130)),
     dict(shape=(3, 50, 7), dtype=torch.float16, loss_scale=4.),
     dict(shape=(3, 5, 7), eta=0.5),
     dict(shape=(1, 33, 130), dtype=torch.float16, outlier_filter=False),
     *(dict(shape=(1, 96), outlier_filter=filtered, sizes=sizes, loss_scale=scale)
-      for filtered, sizes, scale in ((True, HUGE_X, None), (True, HUGE_DY, 4.), (False, HUGE_X, 4.),
+      for filtered, sizes, scale in ((True, HUGE_X, 4.), (True, HUGE_DY, None), (False, HUGE_X, None),
                                      (False, HUGE_DY, None))),
     *(dict(shape=(1, channels), window=window) for channels, window in ((1, 1), (130, 1), (7, 9))),
 ]
@@ -46,19 +46,21 @@ def check(shape, dtype=torch.float32, window=4, outlier_filter=True, eta=None, l
     """
     plain = UN(shape[-1], window=window, warmup_iters=2, outlier_filter=outlier_filter, eta=eta)
     generator = torch.Generator().manual_seed(shape[-1])
-    with torch.no_grad():
-        plain.weight.copy_(torch.randn(shape[-1], generator=generator))
+    is_huge = sizes != (1., 1.)
+    if not is_huge:
+        plain.weight.data.normal_(generator=generator)
     plain.exact_steps = 2
     plain.loss_scale = None if loss_scale is None else torch.tensor(loss_scale, device=DEVICE)
     fused, again = copy.deepcopy(plain.to(DEVICE)), copy.deepcopy(plain)
     plain.has_triton_kernels = False
     for t in range(1, 10):
-        x, dy = (size * torch.randn(shape, generator=generator).clamp(-1.2, 1.2) for size in sizes)
+        x, dy = (size * (torch.rand(shape, generator=generator) + .5) if is_huge else
+                 torch.randn(shape, generator=generator) for size in sizes)
         if t == 4:
             x.view(-1)[0], x.view(-1)[-1] = float('nan'), float('inf')
         if t in (2, 5):
             dy.view(-1)[0] = float('inf')
-        if t == 7 and sizes == (1., 1.):
+        if t == 7 and not is_huge:
             x *= 100
         x, dy = x.to(DEVICE, dtype), dy.to(DEVICE, dtype)
         results = []
@@ -79,7 +81,7 @@ def check(shape, dtype=torch.float32, window=4, outlier_filter=True, eta=None, l
         for ours, theirs in zip(fused.buffers(), plain.buffers(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=5e-5, atol=1e-6)  # of a log of huge numbers
     assert all(buffer.isfinite().all() for buffer in fused.buffers())
-    if outlier_filter and 1 < window < 9 and sizes == (1., 1.):
+    if outlier_filter and 1 < window < 9 and not is_huge:
         assert plain.num_outliers > 0
 
 
