@@ -25,7 +25,7 @@ from ..fusion.report import FusionReport
 from ..fusion.rewrite import add_to_state, is_layer_scale, replace_module, set_streams, streams_of
 from ..fusion.scopes import held_norms, hold, scopes_of, set_scopes
 from ..modules import refuse_save_pretrained, uncompiled, unwrapped
-from ..registry import MODELS, is_missing
+from ..registry import MISSING, MODELS
 from ..utils import check_module, whole_file, written_file
 from .layouts import computed_tables
 
@@ -241,7 +241,7 @@ def folded_config(model_cfg: dict, folding: Mapping) -> dict:
     return cfg
 
 
-if not is_missing('mmengine'):
+if 'mmengine' not in MISSING:
 
     @MODELS.register_module(name=FOLDED_TYPE)
     def folded_model(of: str | dict, folding: Mapping[str, Mapping], **cfg) -> nn.Module:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..registry import is_missing
+from ..registry import MISSING
 from .folds import Fold, JointFold, Site
 from .norms import Affine, statistic_of
 from .obstacles import Obstacle
@@ -15,7 +15,7 @@ from .plan import FoldPlan, call_obstacle
 
 # Those of plain linear layers and convolutions.
 _LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
-if not is_missing('mmengine', 'mmcv'):
+if not {'mmengine', 'mmcv'} & MISSING.keys():
     from mmcv.cnn.bricks import wrappers
     _LAYERS += (wrappers.Linear.forward, wrappers.Conv2d.forward, wrappers.Conv3d.forward)
 

@@ -84,7 +84,7 @@ def _replace_norm(model: nn.Module, name: str, new: NewNorm, added: Sequence[str
         replacement = FoldedNorm(added, like)
     else:
         replacement = built(**new.left, linear=new.linear is not None, added=added, like=like)
-        disable_fast_path(model, [name], quiet=True)
+        disable_fast_path(model, [name])
         if new.linear is not None:
             replacement.linear.weight.copy_(new.linear[0])
             replacement.linear.bias.copy_(new.linear[1])

@@ -11,7 +11,7 @@ from mmengine.registry import HOOKS, MODELS
 
 from mmunorm.cli.arguments import add_config_arguments, out_folder, positive
 from mmunorm.config.presets import check_norms, set_norm
-from mmunorm.norms import Norm
+from mmunorm.norms import OfflineNorm
 from mmunorm.utils import Interrupted, PreflightError, RunError
 
 from .runs import ComparedRun, config_text, differing_keys, read_settings
@@ -59,7 +59,7 @@ def with_norm(base: Config, name: str, norm_cfg: dict, steps: int) -> Config:
     set_norm(cfg, norm_cfg)
     check_norms(cfg)
     cls = MODELS.get(norm_cfg['type'])
-    if issubclass(cls, Norm):
+    if issubclass(cls, OfflineNorm):
         arguments = {key: value for key, value in cfg.model.backbone.norm_cfg.items() if key != 'type'}
         if problem := cls(1, **arguments).start_run(resumed=False, steps=steps):
             raise PreflightError(f'--norms {name}: {problem}')
