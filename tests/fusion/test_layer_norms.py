@@ -294,6 +294,14 @@ def test_streams_of_offline_norms_are_rotated_on_request():
     assert not report.streams[0].is_centered and not torch.equal(folded.token, model.token)
 
 
+def test_a_stream_of_an_offline_norm_that_the_verification_keeps_stays():
+    model = randomized(replace_norms(ViT(), dict(type='UN')))
+    scale, shift = model.blocks[1].norm1.affine()
+    model.blocks[1].norm1.affine = lambda: (1.01 * scale, shift)
+    _, report = check_exact(model, IMAGES, rotate='hadamard')
+    assert [fold.norm for fold in report.kept] == ['blocks.1.norm1'] and not report.streams
+
+
 def test_streams_of_offline_norms_with_padded_windows_are_rotated():
     _, report = check_exact(randomized(models.swin_classifier()), torch.randn(1, 3, 36, 28), rotate='hadamard')
     assert len(report.streams) == 2 and any(fold.pads for fold in report.folded)
