@@ -2,12 +2,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -61,28 +60,20 @@ class Exportable:
     graph: nn.Module  # has the names `inputs` and `outputs`
     meta: dict  # metadata of the file
     inputs: tuple[Tensor, ...]  # a sample: the example of :func:`mmunorm.export`, or blurred noise
-    open_shapes: tuple[dict, ...] | None = None  # torch's `Dim` of the dynamic dimensions of each input
+    dynamic: bool = False  # takes any number of images
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
         """The result of `torch.export`. Raises a PreflightError if torch cannot export the graph."""
         with exporting():
-            return torch.export.export(self.graph, self.inputs, dynamic_shapes=self.open_shapes, strict=False,
-                                       prefer_deferred_runtime_asserts_over_guards=True)
+            shapes = tuple({0: torch.export.Dim('batch')} for _ in self.inputs) if self.dynamic else None
+            return torch.export.export(self.graph, self.inputs, dynamic_shapes=shapes, strict=False)
 
 
 def norms_left(model: nn.Module) -> tuple[list[str], list[str]]:
     """Names of the norms in a model, and of the LayerNorms and RMSNorms that folding has left without weights."""
     return [name for name, _ in norm_layers(model)], [
         name for name, module in model.named_modules() if isinstance(module, (FoldedLayerNorm, FoldedRMSNorm))]
-
-
-def outputs_by_name(graph: nn.Module, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
-    """What a graph computes for some inputs."""
-    with torch.no_grad():
-        out = graph(*inputs)
-    out = out if isinstance(out, tuple) else (out, )
-    return {name: tensor.numpy() for name, tensor in zip(graph.outputs, out, strict=True)}
 
 
 def named_outputs(out, name: str = '') -> dict[str, Tensor]:

@@ -218,7 +218,7 @@ def test_a_whole_benchmark(small):
         images = 2 * 3 * 32 * 32 * 4
         assert row['peak_memory'] > 4 * row['parameters'] + images
         assert row['throughput']['median'] == pytest.approx(2 / np.median(row['seconds']))
-    affine = sum(norm.weight.numel() for _, norm in norm_layers(models.build_models(small).rows['UN']))
+    affine = sum(norm.weight.numel() for _, norm in norm_layers(models.build_models(small)[0]['UN']))
     assert by_name['UN']['parameters'] - by_name['norm-free']['parameters'] == 2 * affine
     for name in ('exact', 'UN folded'):
         assert 0 < by_name[name]['output_difference']['relative'] < 0.1

@@ -15,7 +15,6 @@ from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats.executorch import quantize_graph
 from mmunorm.deploy.rewrite.operators import for_chips
 from mmunorm.deploy.rewrite.pixels import fold_pixels
-from mmunorm.deploy.tasks import graph_of
 from mmunorm.fusion import FoldedLayerNorm, FoldedRMSNorm
 from mmunorm.utils import PreflightError
 
@@ -25,6 +24,7 @@ from .conftest import (
     blurred,
     fitted,
     folded,
+    graph_of,
     meta_of,
     needs,
     normalizing,

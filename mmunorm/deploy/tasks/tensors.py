@@ -3,14 +3,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from torch import Tensor, nn
 
 from ..graph import Pixels, named_outputs
 from ..rewrite.pixels import fold_pixels
-from .base import Host, Task
-
-SIGNATURE = 'classify'
+from .base import SIGNATURE, Task
 
 
 class ModelGraph(nn.Module):
@@ -46,18 +43,8 @@ def one_part(graph: nn.Module, images: Tensor, compute: Callable[[nn.Module, Ten
     return {SIGNATURE: (ChannelsLast(fold_pixels(graph, images), compute), sample)}
 
 
-class TensorsHost(Host):
-
-    def first(self, images: np.ndarray) -> tuple[str, np.ndarray]:
-        return SIGNATURE, images.transpose(0, 2, 3, 1)
-
-    def __call__(self, images: np.ndarray) -> list[np.ndarray]:
-        outs = self.call(*self.first(images))
-        return [outs[name] for name in self.meta['outputs']]
-
-
 class Tensors(Task):
-    name, host = 'tensors', TensorsHost
+    name = 'tensors'
 
     def parts(self, graph: ModelGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
         return one_part(graph, images, lambda whole, x: dict(zip(whole.outputs, whole(x), strict=True)))

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from ....utils import PreflightError
-from ...comparison import MIN_IOU, Differences, largest_and_typical
+from ...comparison import MIN_IOU, Comparison, largest_and_median
+from ..base import Call
 from ..features import Features
-from .host import DetectorHost, detections
+from .host import detections, padded, run_parts
 
 
 class Detector(Features):
     """Its graph and its parts need mmdet, its files do not."""
-    name, host = 'detector', DetectorHost
+    name = 'detector'
 
     def graph(self, model: nn.Module) -> nn.Module:
         from .graph import DetectorGraph, obstacle
@@ -32,17 +33,17 @@ class Detector(Features):
         if graph.pixels.enhancing is not None:
             raise PreflightError(f'this format does not support {type(graph.pixels.enhancing).__name__}, whose output '
                                  'would depend on the padding.')
+        pad = graph.settings['pad']
+        if not all(0 <= pixel <= 255 for pixel in pad):
+            raise PreflightError('the input is the bytes of an image, and the pad_value of the data_preprocessor is '
+                                 f'the pixel {pad}.')
         return parts_of(graph, images)
 
-    def check_bytes(self, meta: dict) -> None:
-        if not all(0 <= pixel <= 255 for pixel in meta['detector']['pad']):
-            raise PreflightError('in INT8 the input is the bytes of an image, and the pad_value of the '
-                                 f'data_preprocessor is the pixel {meta["detector"]["pad"]}.')
+    def first(self, meta: dict, *arrays: np.ndarray) -> tuple[str, np.ndarray]:
+        return 'features', padded(meta, *arrays)
 
-    def check_any_size(self, model: nn.Module) -> None:
-        if hasattr(model, 'rpn_head') and model.rpn_head.test_cfg.nms_pre < 1:
-            raise PreflightError('--dynamic sorts a fixed number of boxes per level: model.test_cfg.rpn.nms_pre must '
-                                 f'be a number such as 1000, got {model.rpn_head.test_cfg.nms_pre}.')
+    def run(self, meta: dict, call: Call, *arrays: np.ndarray) -> list[np.ndarray]:
+        return run_parts(meta, call, *arrays)
 
     def predict(self, sample, outputs: dict[str, np.ndarray], meta: dict) -> None:
         from mmengine.structures import InstanceData
@@ -51,7 +52,7 @@ class Detector(Features):
         sample.pred_instances = InstanceData(**{name: torch.from_numpy(value) for name, value in fields.items()
                                                 if value is not None})
 
-    def differences(self, got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:
+    def differences(self, got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Comparison:
         """Compares the :func:`matches` of each image."""
         distances, num_found, num_expected = [], 0, 0
         for image in range(len(expected['dets'])):
@@ -63,7 +64,7 @@ class Detector(Features):
                 mask = [np.abs(a['masks'][i] - b['masks'][j]).mean()] if 'masks' in expected else []
                 distances.append([boxes[4], boxes[:4].max(), *mask])
         kinds = dict(zip(('scores', 'boxes', 'masks'), np.transpose(distances), strict=False))
-        return Differences(*largest_and_typical(kinds), {}, num_expected, num_found, len(distances))
+        return Comparison(*largest_and_median(kinds), {}, num_expected, num_found, len(distances))
 
 
 def matches(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[tuple[int, int]]:

@@ -8,34 +8,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..base import Host
+from ..base import Call
 from .postprocess import detect
 
 
-class DetectorHost(Host):
+@torch.no_grad()
+def run_parts(meta: dict, call: Call, images: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
     """Runs the parts of :func:`.graph.parts_of`, all but `features` on any number of regions."""
-
-    @torch.no_grad()
-    def __call__(self, images: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-        features = _channels_first(self.call(*self.first(images, sizes)))
-        outs = [detect(self.meta['detector'], self._run,
-                       {name: values[index:index + 1] for name, values in features.items()},
-                       torch.from_numpy(sizes[index:index + 1])) for index in range(len(images))]
-        return [torch.cat(values).numpy() for values in zip(*outs, strict=True)]
-
-    def first(self, images: np.ndarray, sizes: np.ndarray) -> tuple[str, np.ndarray]:
-        """`features`, and images padded with the pixel that normalizes to mmdet's `pad_value`."""
-        padded = np.empty((len(images), *images.shape[2:], 3), np.float32)
-        padded[:] = self.meta['detector']['pad']
-        for target, image, (height, width) in zip(padded, images, sizes.astype(int), strict=True):
-            target[:height, :width] = image[:, :height, :width].transpose(1, 2, 0)
-        return 'features', padded
-
-    def _run(self, part: str, regions: Tensor, found: Tensor) -> dict[str, Tensor]:
+    def run(part: str, regions: Tensor, found: Tensor) -> dict[str, Tensor]:
         """Runs a part on the regions that are found alone; the outputs of the others are 0."""
-        outs = _channels_first(self.call(part, regions[found].permute(0, 2, 3, 1).contiguous().numpy()))
+        outs = _channels_first(call(part, regions[found].permute(0, 2, 3, 1).contiguous().numpy()))
         return {name: out.new_zeros(len(found), *out.shape[1:]).index_put((found.nonzero()[:, 0], ), out)
                 for name, out in outs.items()}
+
+    features = _channels_first(call('features', padded(meta, images, sizes)))
+    outs = [detect(meta['detector'], run, {name: values[index:index + 1] for name, values in features.items()},
+                   torch.from_numpy(sizes[index:index + 1])) for index in range(len(images))]
+    return [torch.cat(values).numpy() for values in zip(*outs, strict=True)]
+
+
+def padded(meta: dict, images: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Channels-last images, padded with the pixel that normalizes to mmdet's `pad_value`."""
+    batch = np.empty((len(images), *images.shape[2:], 3), np.float32)
+    batch[:] = meta['detector']['pad']
+    for target, image, (height, width) in zip(batch, images, sizes.astype(int), strict=True):
+        target[:height, :width] = image[:, :height, :width].transpose(1, 2, 0)
+    return batch
 
 
 def _channels_first(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
