@@ -35,8 +35,8 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
     Returns a dict of plain values: `batch`, `shape`, `threads`, `repeat`, `environment`, and `rows`. Each row has
     `model`, `format`, `label` and `error` (a message, or None). Without an error it also has `metrics`, `size` (bytes),
     `seconds` (of each round), and the results of :func:`speed`. A row of the second subject has `to_baseline`, the
-    :func:`ratio` of the first one's time to its own.
-    `control` has `model`, `label` and `ratio` of the last row to a second process with the same file, or is None.
+    :func:`ratio` of the first one's time to its own. `control` has `model`, `label` and `ratio` of the last row to a
+    second process with the same file, or is None.
     """
     rows, workers, last = [], {}, None
     with ExitStack() as stack:

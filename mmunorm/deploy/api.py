@@ -17,10 +17,9 @@ from .comparison import Comparison, tensor_differences
 from .formats import format_of
 from .formats.base import stage
 from .forms import folded_copy
-from .graph import Exportable, Pixels, named_outputs
+from .graph import Exportable, ModelGraph, Pixels, named_outputs
 from .runtime import ExportedModel
 from .saving import ExportReport, export_file
-from .tasks.tensors import ModelGraph
 
 MOST = 512  # calibration images that are read
 OUTSIDE = 0.05  # of the example's values outside of those of the calibration images is doubtful

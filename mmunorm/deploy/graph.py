@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,23 +35,39 @@ class Pixels(nn.Module):
         self.normalization: nn.Module | None = None  # replaces the arithmetic, see :func:`.rewrite.pixels.fold_pixels`
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """`(N, 3, H, W)` float32, 0 to 255, to multiples of `pad_size_divisor`; `sizes` `(N, 2)` exclude padding."""
+        """`(N, 3, H, W)` float32, 0 to 255, to multiples of `pad_size_divisor`.
+
+        With `sizes` `(N, 2)` of images of such multiples, `pad_value` is beside each image, as mmdet pads.
+        """
         if self.enhancing is not None:
             images = self.enhancing.enhance(images, sizes)
         if self.normalization is not None:
             images = self.normalization(images)
         else:
             images = ((images.flip(1) if self.flips else images) - self.mean) / self.std
+        if sizes is not None:
+            rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
+            columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
+            return torch.where((rows & columns)[:, None], images, self.pad_value)
         if self.divisor == 1:
             return images
         below, right = ((self.divisor - side % self.divisor) % self.divisor for side in images.shape[2:])
         return F.pad(images, (0, right, 0, below), value=self.pad_value) if below or right else images
 
-    def padded(self, images: Tensor, sizes: Tensor) -> Tensor:
-        """The same for images of these sizes, with `pad_value` beside each, as mmdet pads after the normalization."""
-        rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
-        columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
-        return torch.where((rows & columns)[:, None], self(images, sizes), self.pad_value)
+
+class ModelGraph(nn.Module):
+    """Any model of one input tensor, from `images` to its output tensors by name."""
+    inputs = ('images', )
+
+    def __init__(self, model: nn.Module, outputs: Sequence[str], pixels: Pixels | None = None):
+        super().__init__()
+        self.model, self.outputs, self.pixels = model, tuple(outputs), pixels
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Takes the model's input `(N, C, H, W)`, or with `pixels` values from 0 to 255."""
+        if self.pixels is not None:
+            images = self.pixels(images)
+        return tuple(named_outputs(self.model(images)).values())
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,11 +12,14 @@ from .. import __version__
 from ..checkpoints.loading import read_checkpoint
 from ..config.models import load_model
 from ..fusion import allow_partial_calls
+from ..modules import is_any
 from ..utils import PreflightError, error_text
 from .comparison import tensor_differences
 from .graph import Exportable
 from .preprocessing import loading_of, steps_of
 from .tasks import PARTS, TASKS, find_task
+
+WINDOWED = 'mmpretrain.models.utils.attention.ShiftWindowMSA', 'mmdet.models.backbones.swin.ShiftWindowMSA'
 
 
 def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None,
@@ -50,8 +53,7 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
     return dict(
         made_by=f'mmunorm {__version__}', model=type(model).__name__, task=task.name,
         classes=[str(name) for name in classes or ()], steps=steps, loading=loading_of(pipeline),
-        bgr=any(step.type.endswith('LoadImageFromFile') for step in pipeline), shape=[1, 3, *shape],
-        **task.meta(model))
+        bgr=any(step.type.endswith('LoadImageFromFile') for step in pipeline), shape=[1, 3, *shape])
 
 
 def _default_shape(steps: list[dict]) -> tuple[int, int]:
@@ -81,7 +83,7 @@ def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool =
         meta['shape'] = [None, channels, height, width]
         batch = 2  # torch.export would take a batch of 1 for fixed
         for module in graph.modules():
-            if hasattr(module, 'window_reverse'):
+            if is_any(module, WINDOWED):
                 module.window_reverse = partial(_reverse_windows, module.window_size)
     inputs = _sample_inputs(graph, batch, channels, height, width)
     try:
@@ -120,7 +122,7 @@ def _check_preprocessing(model: nn.Module, graph: nn.Module, meta: dict, inputs:
         images, sizes = images[[0, -1]], torch.stack([torch.tensor(images.shape[2:]).float(), sizes[0][-1]])
         data = [image[:, :height, :width].byte()
                 for image, (height, width) in zip(images, sizes.long().tolist(), strict=True)]
-        pixels = graph.pixels.padded(images, sizes)
+        pixels = graph.pixels(images, sizes)
     else:
         data, pixels = images.byte(), graph.pixels(images)
     try:

@@ -9,7 +9,7 @@ from ..utils import PreflightError
 from .formats import Session, format_of
 from .preprocessing import apply_steps
 from .tasks import TASKS, batch_of
-from .tasks.detector.host import Detections, detections
+from .tasks.detector.objects import Detections, detections
 
 
 class ExportedModel:

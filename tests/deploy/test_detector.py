@@ -10,9 +10,9 @@ from torchvision.ops import batched_nms
 from mmunorm import fuse_norms
 from mmunorm.deploy import ExportedModel
 from mmunorm.deploy.formats.pytorch import TorchSession
+from mmunorm.deploy.tasks import TASKS
 from mmunorm.deploy.tasks.detector import postprocess
 from mmunorm.deploy.tasks.detector.graph import coder_of, obstacle, parts_of, pool_of
-from mmunorm.deploy.tasks.detector.host import run_parts
 from mmunorm.deploy.tasks.detector.postprocess import nms_mask
 from mmunorm.fusion import allow_partial_calls
 from mmunorm.utils import PreflightError
@@ -177,7 +177,7 @@ def test_in_parts(options):
         expected = graph(images, torch.from_numpy(sizes))
     found = (expected[0][..., 4] > 0).sum(1)
     assert not found[2] and ((found[:2] > 0).all() or options.get('rcnn_cfg', {}).get('score_thr') == 1)
-    ours = run_parts(graph.meta, call, images.numpy(), sizes)
+    ours = TASKS['detector'].run(graph.meta, call, images.numpy(), sizes)
     for tolerance, a, b in zip((2e-3, 0, 1e-4), ours, expected, strict=False):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b.numpy(), rtol=0, atol=tolerance)

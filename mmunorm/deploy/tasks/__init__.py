@@ -11,12 +11,11 @@ from .base import OpenMMLabTask, Task
 from .classifier import Classifier
 from .detector import Detector
 from .features import Features
-from .tensors import Tensors
 
 __all__ = ['PARTS', 'TASKS', 'OpenMMLabTask', 'Task', 'batch_of', 'find_task']
 
 PARTS = ('whole', 'backbone')  # what a file may have of a model
-TASKS: dict[str, Task] = {task.name: task for task in (Classifier(), Detector(), Features(), Tensors())}
+TASKS: dict[str, Task] = {task.name: task for task in (Classifier(), Detector(), Features(), Task())}
 
 
 def find_task(model: nn.Module, parts: str = PARTS[0]) -> OpenMMLabTask:

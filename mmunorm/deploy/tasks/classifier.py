@@ -11,7 +11,6 @@ from ...utils import PreflightError
 from ..comparison import Comparison, tensor_differences
 from ..graph import Pixels
 from .base import Call, OpenMMLabTask
-from .tensors import one_part
 
 
 class ClassifierGraph(nn.Module):
@@ -50,8 +49,9 @@ class Classifier(OpenMMLabTask):
                 raise PreflightError(f'{type(model).__name__} cannot be exported: it has a {name} of its own.')
         return ClassifierGraph(model)
 
-    def parts(self, graph: ClassifierGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-        return one_part(graph, images, lambda whole, x: dict(logits=whole.logits(x)))
+    @staticmethod
+    def compute(graph: ClassifierGraph, images: Tensor) -> dict[str, Tensor]:
+        return dict(logits=graph.logits(images))
 
     def run(self, meta: dict, call: Call, *arrays: np.ndarray) -> list[np.ndarray]:
         return [torch.from_numpy(call(*self.first(meta, *arrays))['logits']).softmax(1).numpy()]
@@ -66,6 +66,7 @@ class Classifier(OpenMMLabTask):
         return (np.stack(images), )
 
     def predict(self, sample, outputs: dict[str, np.ndarray], meta: dict) -> None:
+        """Writes the outputs for an image to a data sample of OpenMMLab."""
         scores = outputs['scores']
         sample.set_pred_score(torch.from_numpy(scores)).set_pred_label(int(scores.argmax()))
 

@@ -27,8 +27,7 @@ class FeaturesGraph(nn.Module):
         self.outputs = tuple(f'map{index}' for index in range(len(maps)))
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
-        images = self.pixels(images) if sizes is None else self.pixels.padded(images, sizes)
-        return tuple(self.detector.extract_feat(images))
+        return tuple(self.detector.extract_feat(self.pixels(images, sizes)))
 
 
 class Features(OpenMMLabTask):
@@ -55,7 +54,6 @@ class Features(OpenMMLabTask):
                                      f'{height} x {width}: export with a larger --shape.')
             target[:, :image.shape[1], :image.shape[2]] = image
         return batch, sizes
-
 
 
 class WithRest:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...graph import Pixels
 from ...rewrite.pixels import fold_pixels
-from ..tensors import ChannelsLast
+from ..base import ChannelsLast
 from .postprocess import detect
 
 # The batch sizes of RoI heads in a file; the last batch is filled, so masks, of few detections, have a smaller one.
@@ -33,10 +33,12 @@ class DetectorGraph(nn.Module):
         self.pixels = Pixels(detector.data_preprocessor)
         self.detector = detector
         self.settings = settings_of(detector, self.pixels)
-        self.meta = dict(detector=self.settings)
         self.features = Features(detector, self.pixels)
         self.networks = nn.ModuleDict(region_networks(detector))
-        self.outputs = ('dets', 'labels', 'masks') if 'masks' in self.networks else ('dets', 'labels')
+        self.meta, self.outputs = dict(detector=self.settings), ('dets', 'labels')
+        if 'masks' in self.networks:
+            self.meta['mask_threshold'] = detector.roi_head.test_cfg.mask_thr_binary
+            self.outputs += ('masks', )
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         """Detections of images with values from 0 to 255."""
@@ -84,7 +86,7 @@ class Features(nn.Module):
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """Takes `(N, 3, H, W)` float32, 0 to 255; without `sizes` padded with what normalizes to `pad_value`."""
-        maps = self.neck(self.backbone(self.pixels(images) if sizes is None else self.pixels.padded(images, sizes)))
+        maps = self.neck(self.backbone(self.pixels(images, sizes)))
         scores, deltas = self.dense_head(maps)
         kinds = dict(map=maps[:self.num_maps], score=scores, delta=deltas)
         return {f'{kind}{level}': out for kind, outs in kinds.items() for level, out in enumerate(outs)}

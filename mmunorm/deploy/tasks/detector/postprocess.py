@@ -49,8 +49,7 @@ def candidates(settings: dict, features: dict[str, Tensor], sizes: Tensor) -> li
         prior = grid_priors(anchors, *score.shape[-2:])
         score = score.permute(0, 2, 3, 1).flatten(1).sigmoid()
         delta = delta.permute(0, 2, 3, 1).reshape(delta.shape[0], -1, 4)
-        number = score.shape[1]
-        score, best = score.topk(min(number, cfg['nms_pre']) if cfg['nms_pre'] > 0 else number)
+        score, best = score.topk(min(score.shape[1], cfg['nms_pre']) if cfg['nms_pre'] > 0 else score.shape[1])
         anchor = torch.div(best, cfg['num_classes'], rounding_mode='floor')
         boxes = decode(cfg['coder'], prior[anchor], take(delta, anchor), sizes)
         if cfg['min_bbox_size'] >= 0:
