@@ -23,7 +23,6 @@ from mmunorm.cli.arguments import command
 from mmunorm.deploy.formats.onnx import lower_opset, write_onnx
 from mmunorm.deploy.graph import Exportable
 from mmunorm.deploy.rewrite.operators import for_chips
-from mmunorm.deploy.rewrite.windows import is_window_attention
 from mmunorm.deploy.vendors.sophgo_profile import read_profile
 from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import PreflightError, whole_file, write_text
@@ -108,7 +107,7 @@ def write_network(network, norm, path):
     images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     update_statistics(model, graph, images)
     fuse_norms(model, layer_norms='keep')
-    if any(isinstance(module, nn.Unfold) or is_window_attention(module) for module in graph.modules()):
+    if any(isinstance(module, nn.Unfold) or hasattr(module, 'window_reverse') for module in graph.modules()):
         graph = for_chips(torch.export.export(graph, (images[:1], ), strict=False))
         graph.inputs = Network.inputs
     write_graph(graph, images, path)

@@ -23,7 +23,7 @@ from mmunorm.config.pretrained import pretrained_path, set_pretrained
 from mmunorm.deploy.formats import VARIANTS
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.openmmlab import describe_model
-from mmunorm.deploy.tasks import batch_of, graph_of
+from mmunorm.deploy.tasks import batch_of, find_task
 from mmunorm.norms import OfflineNorm
 from mmunorm.tables import markdown_table
 from mmunorm.utils import write_text
@@ -92,7 +92,7 @@ def subject_of(network, norm, folder, batch=1, threads=1):
     model, cfg = model_of(network, LN if norm == EXACT else norm)
     meta = describe_model(model, cfg, {}, DETECTOR_SHAPE if hasattr(model, 'roi_head') else None)
     images = blurred_images(meta['shape'][2:], 20)
-    update_statistics(model, graph_of(model), *map(torch.from_numpy, batch_of(images[:4], meta)))
+    update_statistics(model, find_task(model).graph(model), *map(torch.from_numpy, batch_of(images[:4], meta)))
     return Subject(norm, model, meta, batch, folder / norm, threads, images,
                    layer_norms='exact' if norm == EXACT else 'keep')
 

@@ -66,7 +66,7 @@ def main(argv=None):
     for config in args.configs:
         cfg = load_config(str(ROOT / config))
         plain = norm_name(cfg)
-        models = build_models(cfg).rows
+        models, _, _ = build_models(cfg)
         del models[NORM_FREE]
         allow_recompilations(64)
         for mode, amp, batch in itertools.product(args.modes, args.amp, args.batches):

@@ -41,7 +41,8 @@ if 'mmengine' not in MISSING:
 from . import norms
 from .checkpoints.folded import load_folded, save_folded
 from .conversion import AdaptReport, ConversionReport, adapt, convert_norms, update_norms
-from .deploy.api import Comparison, compare, export
+from .deploy.api import compare, export
+from .deploy.comparison import Comparison
 from .fusion import FusionReport, fuse_norms, stock_rules  # noqa: F401
 from .norms import *  # noqa: F403
 

@@ -1,7 +1,6 @@
 """Features that an old release of torch or Triton lacks, by trying them. The rest has to work in every release."""
 from contextlib import nullcontext
 from functools import cache
-from inspect import signature
 
 import pytest
 import torch
@@ -122,7 +121,3 @@ needs_fully_shard = pytest.mark.skipif(not hasattr(fsdp, 'fully_shard'), reason=
 needs_fused_adamw = pytest.mark.skipif(
     _raises(lambda: nullcontext(torch.optim.AdamW([nn.Parameter(torch.ones(1))], fused=True))),
     reason='this torch has no fused AdamW on a CPU, which the benchmark uses')
-# With open shapes, the option keeps torch.export from guards on sizes.
-needs_open_export = pytest.mark.skipif(
-    'prefer_deferred_runtime_asserts_over_guards' not in signature(torch.export.export).parameters,
-    reason='this torch.export has no prefer_deferred_runtime_asserts_over_guards')

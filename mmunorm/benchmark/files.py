@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..deploy.formats import FORMATS, VARIANTS
+from ..deploy.runtime import ExportedModel
 from ..tables import markdown_table
 from ..utils import PreflightError
 from .environment import environment
@@ -23,7 +24,7 @@ COLUMNS = ('model', 'format', 'metrics', 'images/s (quartiles)', 'ms/batch', 'MB
 
 
 def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays: Sequence[np.ndarray],
-                    metrics_of: Callable[[Subject, Worker, str], dict[str, float]],
+                    metrics_of: Callable[[Subject, ExportedModel, str], dict[str, float]],
                     repeat: int | None = None) -> dict:
     """Measures models in several forms, each in a separate process: first the metrics, then speed in rotation.
 
@@ -34,8 +35,8 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
     Returns a dict of plain values: `batch`, `shape`, `threads`, `repeat`, `environment`, and `rows`. Each row has
     `model`, `format`, `label` and `error` (a message, or None). Without an error it also has `metrics`, `size` (bytes),
     `seconds` (of each round), and the results of :func:`speed`. A row of the second subject has `to_baseline`, the
-    :func:`ratio` of the first one's time to its own, and an INT8 row `to_float`, that of its runtime's float row.
-    `control` has `model`, `label` and `ratio` of the last row to a second process with the same file, or is None.
+    :func:`ratio` of the first one's time to its own. `control` has `model`, `label` and `ratio` of the last row to a
+    second process with the same file, or is None.
     """
     rows, workers, last = [], {}, None
     with ExitStack() as stack:
@@ -50,7 +51,7 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
                     row['error'] = str(error)
                     continue
                 workers[subject.name, name], last, last_opener = worker, row, opener
-                row['metrics'] = metrics_of(subject, worker, f'{subject.name}, {row["label"]}')
+                row['metrics'] = metrics_of(subject, ExportedModel(worker), f'{subject.name}, {row["label"]}')
         if last:  # the same file once more
             workers['control'] = stack.enter_context(closing(Worker(last_opener)))
         timer = InterleavedTimer({key: partial(worker.seconds, *arrays) for key, worker in workers.items()},
@@ -66,9 +67,6 @@ def measure_formats(subjects: Sequence[Subject], formats: Sequence[str], arrays:
         row.update(speed(times, batch))
         if row['model'] != subjects[0].name and (base := seconds.get((subjects[0].name, row['format']))):
             row['to_baseline'] = ratio(base, times)
-        chosen, form = VARIANTS[row['format']]
-        if form.int8 and (in_float := seconds.get((row['model'], chosen.name))):
-            row['to_float'] = ratio(in_float, times)
     control = None
     if last:
         control = dict(model=last['model'], label=last['label'], ratio=ratio(last['seconds'], seconds['control']))
@@ -102,10 +100,6 @@ def markdown(result: dict) -> str:
         lines.append(f'- Control: {control["model"]}, {control["label"]} in two rows, first over second: '
                      f'{quartiles(control["ratio"])}. Smaller differences between rows are not significant.')
     lines += ['', *markdown_table(columns, [_cells(row, control and control['ratio']) for row in result['rows']])]
-    for row in result['rows']:
-        if 'to_float' in row and row['to_float']['high'] < 1:  # in most rounds
-            lines += ['', f'**{row["label"]} of {row["model"]} is slower than its float file**, '
-                          f'{quartiles(row["to_float"])} of its speed: use the float file.']
     return '\n'.join(lines) + '\n'
 
 

@@ -129,8 +129,7 @@ def prepare_models(models: dict[str, nn.Module], plain: str, task: ClassifierTas
         outputs = call(task.outputs, models[name])
         folded = folded_name(name)
         differences[folded] = measure.largest_difference(call(task.outputs, models[folded]), outputs)
-    task.equalize(list(models.values()), outputs)
-    notes += call(task.calibrate, models[plain], list(models.values()))
+    notes += call(task.equalize, models[plain], outputs, list(models.values()))
     return timer, differences
 
 

@@ -5,7 +5,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
@@ -15,9 +15,7 @@ from tqdm import tqdm
 
 from ..deploy.graph import norms_left
 
-# By default, there are as many rounds as fit in this time, within these bounds.
-BUDGET_SECONDS = 45
-ROUNDS = (5, 100)
+BUDGET_SECONDS, ROUNDS = 45, (5, 100)  # by default, as many rounds as fit in this time, within these bounds
 
 
 class InterleavedTimer:
@@ -43,8 +41,8 @@ class InterleavedTimer:
         """The seconds of all runs, by name; `title` is that of a progress bar.
 
         Each round runs them in rotating order that is shuffled after each full rotation, so that noise affects all
-        equally, and none always follows the same other one in memory and caches. By default, there are as many rounds
-        as fit in 45 seconds, from 5 to 100.
+        equally, and none always follows the same other one in memory and caches. By default, there are 5 to 100
+        rounds, as many as fit in 45 seconds.
         """
         seconds = {name: [] for name in self.runs}
         order, generator = list(self.runs), random.Random(0)
@@ -68,11 +66,9 @@ def ratio(seconds: Sequence[float], others: Sequence[float]) -> dict[str, float]
 
 def speed(seconds: Sequence[float], batch_size: int) -> dict[str, dict[str, float]]:
     """`throughput` (images/s) and `latency_ms` of batches, each with `median` and the quartiles `low` and `high`."""
-    def spread(values: np.ndarray) -> dict[str, float]:
-        return dict(zip(('low', 'median', 'high'), np.percentile(values, (25, 50, 75)).tolist(), strict=True))
-
     seconds = np.array(seconds)
-    return dict(throughput=spread(batch_size / seconds), latency_ms=spread(1000 * seconds))
+    return {name: dict(zip(('low', 'median', 'high'), np.percentile(values, (25, 50, 75)).tolist(), strict=True))
+            for name, values in dict(throughput=batch_size / seconds, latency_ms=1000 * seconds).items()}
 
 
 def _synchronize(device: torch.device) -> None:
@@ -94,8 +90,7 @@ def peak_memory(run: Callable, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
 
     os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # hides messages about the profiler's start and stop
-    cpu = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     live = peak = 0
     for event in profiler.profiler.kineto_results.events():
@@ -127,17 +122,13 @@ def count(model: nn.Module, run: Callable) -> tuple[int, int, int]:
 
     FLOPs count matrix products and convolutions, two per multiply-add.
     """
-    norms, plain = norms_left(model)
-    calls = []
-    hooks = [model.get_submodule(name).register_forward_hook(lambda *_, name=name: calls.append(name in norms))
-             for name in norms + plain]
+    (norms, plain), calls = norms_left(model), []
     # torch counts nothing for a CPU's flash attention.
-    try:
-        with plain_attention(), FlopCounterMode(display=False) as flops:
-            run()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, plain_attention(), FlopCounterMode(display=False) as flops:
+        for name in norms + plain:
+            hooks.enter_context(model.get_submodule(name).register_forward_hook(
+                lambda *_, name=name: calls.append(name in norms)))
+        run()
     return sum(calls), len(calls) - sum(calls), flops.get_total_flops()
 
 
@@ -146,5 +137,4 @@ def largest_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) ->
     pairs = [(a.double(), b.double()) for a, b in zip(outputs, expected, strict=True)]
     absolute = max(float((a - b).abs().max()) for a, b in pairs)
     largest = max(float(b.abs().max()) for _, b in pairs)
-    return dict(
-        absolute=absolute, largest_output=largest, relative=absolute / largest if largest else absolute)
+    return dict(absolute=absolute, largest_output=largest, relative=absolute / largest if largest else absolute)

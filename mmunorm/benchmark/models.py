@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import NamedTuple
 
 import torch
 from mmengine.config import Config
@@ -37,20 +36,15 @@ def folded_name(name: str) -> str:
     return EXACT if name == LN else f'{name} folded'
 
 
-class Models(NamedTuple):
-    """The compared models, see :func:`build_models`."""
-    rows: dict[str, nn.Module]  # by their names
-    fusion: FusionReport  # of the config's norm
-    meta: dict  # of the checkpoint
+def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0
+                 ) -> tuple[dict[str, nn.Module], FusionReport, dict]:
+    """The compared models by name, the report on the config's norm, and `meta` of the checkpoint.
 
-
-def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> Models:
-    """Builds the compared models in eval mode on the CPU, with the same weights outside their norms.
-
-    The rows are 'LN', 'exact' (LN, folded exactly), the config's norm, that name with ' folded', and 'norm-free', where
-    every norm is an Identity. With LN as the config's norm there are three. Without a checkpoint, weights are
-    initialized as for training, and every norm gets random statistics and a random affine part. A PreflightError if the
-    config is invalid, or the checkpoint does not fit.
+    The models are in eval mode on the CPU, with the same weights outside their norms: 'LN', 'exact' (LN, folded
+    exactly), the config's norm, that name with ' folded', and 'norm-free', where every norm is an Identity. With LN as
+    the config's norm there are three. Without a checkpoint, weights are initialized as for training, and every norm
+    gets random statistics and a random affine part. A PreflightError if the config is invalid, or the checkpoint does
+    not fit.
     """
     name = norm_name(cfg)
     cfg = copy.deepcopy(cfg)
@@ -76,7 +70,7 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0) -> M
         rows[norm], rows[folded_name(norm)] = plain, copy.deepcopy(plain)
         reports[norm] = fuse_norms(rows[folded_name(norm)])
     rows[NORM_FREE] = replace_modules(copy.deepcopy(model), is_norm, lambda norm: nn.Identity())
-    return Models(rows, reports[name], meta)
+    return rows, reports[name], meta
 
 
 @torch.no_grad()

@@ -35,11 +35,8 @@ class ClassifierTask:
         """The outputs that folding must not change: the logits."""
         return list(tensors_in(model(self.images, mode='tensor')))
 
-    def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
-        """Equalizes the work of all models if it depends on `outputs`; `reference` are the outputs of one model."""
-
-    def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
-        """Runs `model`, adjusts settings of all `models` that their work depends on, and returns notes."""
+    def equalize(self, model: nn.Module, reference: Sequence[Tensor], models: Sequence[nn.Module]) -> list[str]:
+        """Gives all `models` the work of `model`, whose outputs are `reference`, and returns notes."""
         return []
 
     def run(self, model: nn.Module):
@@ -74,7 +71,7 @@ class DetectorTask(ClassifierTask):
         # The maps of the neck; the order of two boxes with nearly equal scores depends on rounding.
         return list(tensors_in(model.extract_feat(self.images)))
 
-    def equalize(self, models: Sequence[nn.Module], reference: Sequence[Tensor]) -> None:
+    def equalize(self, model: nn.Module, reference: Sequence[Tensor], models: Sequence[nn.Module]) -> list[str]:
         """Gives the heads of all models the same maps, hence the same proposals, boxes and masks.
 
         Each model still computes its own maps, so their time and memory are included; then they are overwritten.
@@ -86,14 +83,11 @@ class DetectorTask(ClassifierTask):
                 feature.copy_(replacement)
             return features
 
-        for model in models:
-            model.extract_feat = partial(overwrite, model.extract_feat)
-
-    def calibrate(self, model: nn.Module, models: Sequence[nn.Module]) -> list[str]:
+        for other in models:
+            other.extract_feat = partial(overwrite, other.extract_feat)
         notes = ['The heads of all rows use the same feature maps, which overwrite those that the row '
                  'computed, so the work for proposals, boxes and masks is equal in all rows.']
-        threshold = self._score_threshold(model)
-        if threshold is not None:
+        if (threshold := self._score_threshold(model)) is not None:
             for other in models:
                 other.roi_head.test_cfg.score_thr = threshold
             notes.append('The images are noise, so the score threshold of the box head is set to '
@@ -108,11 +102,10 @@ class DetectorTask(ClassifierTask):
         if not isinstance(head, BBoxHead) or head.custom_cls_channels:
             return None
         scores = []
-        hook = head.register_forward_hook(lambda module, args, output: scores.append(output[0]))
         # A threshold that no box passes, so that NMS need not process all boxes of all classes.
         model.roi_head.test_cfg.score_thr = 1.0
-        self.run(model)
-        hook.remove()
+        with head.register_forward_hook(lambda module, args, output: scores.append(output[0])):
+            self.run(model)
         scores = scores[0].float().softmax(-1)[:, :-1].flatten()
         count = min(CANDIDATES * len(self.images), scores.numel() - 1)
         return float(scores.topk(count + 1).values[-1])

@@ -1,4 +1,4 @@
-"""Runners in separate processes, one runtime per process, as in deployment."""
+"""Sessions in separate processes, one runtime per process, as in deployment."""
 from __future__ import annotations
 
 import signal
@@ -17,26 +17,11 @@ from ..utils import PreflightError
 _runner: ExportedModel  # of a process that a worker has started
 
 
-class Worker(ExportedModel):
-    """A runner in another process, in which the picklable `open_session` is called.
+class Worker(Session):
+    """A session in another process, in which the picklable `open_session` is called.
 
     Raises its errors, and a PreflightError if the process exits.
     """
-
-    def __init__(self, open_session: Callable[[], Session]):
-        super().__init__(_Process(open_session))
-
-    def seconds(self, *arrays: np.ndarray) -> float:
-        """The time of one batch directly after another, so that caches and threads are warm."""
-        self._session.call(_run, arrays)
-        return self._session.call(_run, arrays)[1]
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._session.pool.shutdown()
-
-
-class _Process(Session):
 
     def __init__(self, open_session: Callable[[], Session]):
         context = get_context('forkserver' if 'forkserver' in get_all_start_methods() else 'spawn')
@@ -46,11 +31,20 @@ class _Process(Session):
         try:
             self.meta = self.call(_open, open_session)
         except Exception:
-            self.pool.shutdown()
+            self.close()
             raise
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         return self.call(_run, arrays)[0]
+
+    def seconds(self, *arrays: np.ndarray) -> float:
+        """The time of one batch directly after another, so that caches and threads are warm."""
+        self.call(_run, arrays)
+        return self.call(_run, arrays)[1]
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.pool.shutdown()
 
     def call(self, function: Callable, *args):
         try:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from ..modules import eval_mode
 from ..utils import PreflightError, check_module, error_text, warn, written_file
-from .comparison import deviation, signal_to_noise
+from .comparison import Comparison, tensor_differences
 from .formats import format_of
 from .formats.base import stage
 from .forms import folded_copy
-from .graph import Exportable, Pixels, named_outputs
+from .graph import Exportable, ModelGraph, Pixels, named_outputs
 from .runtime import ExportedModel
 from .saving import ExportReport, export_file
-from .tasks.tensors import ModelGraph
 
 MOST = 512  # calibration images that are read
 OUTSIDE = 0.05  # of the example's values outside of those of the calibration images is doubtful
@@ -98,8 +97,6 @@ def unlike(example: Tensor, images: Tensor) -> str:
         return f'{100 * outside:.0f} % of the values of the example are outside of those of {where}.'
     if len(images) > 1 and example.std() and images.std() > SPREAD * example.std():
         return f'the values of the example differ {images.std() / example.std():.0f} times less than those of {where}.'
-    if len(images) > 1 and (images == images[:1]).all():
-        return f'all {len(images)} calibration images are equal.'
     return ''
 
 
@@ -144,22 +141,10 @@ def as_exportable(model: nn.Module, example: Tensor, mean: Sequence[float] | Non
             raise PreflightError(f'{key} of {name} must have the {len(example)} images as first dimension, got '
                                  f'{tuple(out.shape)}.')
     graph = ModelGraph(model, list(outputs), pixels).eval()
-    meta = dict(made_by='mmunorm', model=name, task='tensors', classes=[], divisor=1, shape=list(example.shape),
+    meta = dict(made_by='mmunorm', model=name, task='tensors', classes=[], shape=list(example.shape),
                 outputs=list(outputs), mean=mean, std=std)
     images = torch.from_numpy(_pixels_of(example.numpy(), meta))
     return Exportable(graph, meta, (images, ))
-
-
-@dataclass
-class Comparison:
-    """How far a file is from its model, by the name of the output."""
-    largest: dict[str, float]  # absolute difference
-    median: dict[str, float]
-    snr: dict[str, float]  # SNR in dB
-
-    def __str__(self) -> str:
-        return '; '.join(f'{name}: largest difference {self.largest[name]:.2g}, median {self.median[name]:.2g}, SNR '
-                         f'{self.snr[name]:.1f} dB' for name in self.largest)
 
 
 @torch.no_grad()
@@ -189,16 +174,13 @@ def compare(path: str | Path, model: nn.Module, images: Tensor | Iterable[Tensor
                 parts.setdefault(name, []).append(out.cpu())
     if list(parts) != file.meta['outputs']:
         raise PreflightError(f'{path} returns {", ".join(file.meta["outputs"])}, and the model {", ".join(parts)}.')
-    found = Comparison({}, {}, {})
-    for name, got in file(_pixels_of(images.numpy(), file.meta)).items():
-        exact = torch.cat(parts[name]).double().numpy()
-        if got.shape != exact.shape:
-            raise PreflightError(f'{path} is of another model: {name} is {got.shape}, and of {type(model).__name__} '
-                                 f'{exact.shape}.')
-        apart = np.abs(deviation(got, exact))
-        found.largest[name], found.median[name] = float(apart.max()), float(np.median(apart))
-        found.snr[name] = signal_to_noise(got, exact)
-    return found
+    got = file(_pixels_of(images.numpy(), file.meta))
+    expected = {name: torch.cat(outs).double().numpy() for name, outs in parts.items()}
+    for name, exact in expected.items():
+        if got[name].shape != exact.shape:
+            raise PreflightError(f'{path} is of another model: {name} is {got[name].shape}, and of '
+                                 f'{type(model).__name__} {exact.shape}.')
+    return tensor_differences(got, expected)
 
 
 def _per_channel(name: str, values: Sequence[float], channels: int) -> list[float]:

@@ -33,12 +33,12 @@ def mean_snr(got: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> float:
 
 
 @dataclass(frozen=True)
-class Differences:
+class Comparison:
     """The differences between two sets of outputs."""
     # The largest absolute difference by kind: names of outputs; for a detector `scores`, `boxes`, in pixels, and
     # `masks`, the mean difference in probability of each mask. Empty without matches.
     largest: dict[str, float]
-    typical: dict[str, float]  # the median over matches, or over images
+    median: dict[str, float]  # the median over matches, or over images
     snr: dict[str, float] = field(default_factory=dict)  # in dB, by output; of a classifier, that of its logits
     expected: int | None = None  # number of torch's detections; None if the model is no detector
     found: int | None = None  # number of the file's detections
@@ -51,14 +51,14 @@ class Differences:
         if self.expected is None:
             return all(snr >= least or self.largest[name] <= NEGLIGIBLE for name, snr in self.snr.items())
         return (self.matches >= MIN_MATCHES * max(self.expected, self.found) - 1
-                and self.typical.get('scores', 0) < 1e-3)
+                and self.median.get('scores', 0) < 1e-3)
 
     def __str__(self) -> str:
         if self.expected is None:
             return ', '.join(f'SNR of {name} {snr:.1f} dB' for name, snr in self.snr.items())
         if self.expected == self.found == 0:
             return 'unknown, because no object is detected; compare the metrics'
-        kinds = ', '.join(f'{kind} {value:.2g} (median {self.typical[kind]:.2g})'
+        kinds = ', '.join(f'{kind} {value:.2g} (median {self.median[kind]:.2g})'
                           for kind, value in self.largest.items())
         counts = (f"{self.matches} of torch's {self.expected} detections match one of the file's {self.found} "
                   f'(same class, IoU from {MIN_IOU})')
@@ -68,19 +68,15 @@ class Differences:
 
 
 def tensor_differences(got: dict[str, np.ndarray], expected: dict[str, np.ndarray],
-                       signal: Callable[[np.ndarray], np.ndarray] = np.asarray,
-                       is_relative: bool = False) -> Differences:
-    """Compares tensors by name.
-
-    `signal` makes of an output what the SNR is of; with `is_relative`, differences are relative to the largest value.
-    """
-    largest = {name: np.abs(deviation(got[name], exact)).reshape(len(exact), -1).max(1) / (
-        np.abs(exact).max() if is_relative else 1) for name, exact in expected.items()}
-    return Differences(*largest_and_typical(largest), {
+                       signal: Callable[[np.ndarray], np.ndarray] = np.asarray) -> Comparison:
+    """Compares tensors by name; `signal` makes of an output what the SNR is of."""
+    largest = {name: np.abs(deviation(got[name], exact)).reshape(len(exact), -1).max(1)
+               for name, exact in expected.items()}
+    return Comparison(*largest_and_median(largest), {
         name: signal_to_noise(signal(got[name]), signal(exact)) for name, exact in expected.items()})
 
 
-def largest_and_typical(distances: dict[str, np.ndarray]) -> tuple[dict[str, float], dict[str, float]]:
+def largest_and_median(distances: dict[str, np.ndarray]) -> tuple[dict[str, float], dict[str, float]]:
     """The maximum and the median by name."""
     return ({kind: float(values.max()) for kind, values in distances.items()},
             {kind: float(np.median(values)) for kind, values in distances.items()})

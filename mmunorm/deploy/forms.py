@@ -53,9 +53,7 @@ def folded_copy(model: nn.Module, int8: str | None, example: Tensor, calibration
     except (RuntimeError, ValueError) as error:  # the model is unchanged
         warn(line := f'the norms are not folded: {error_text(error)}')
         return [f'warning: {line}']
-    if not (report.folded or report.reduced or report.kept):
-        return []
-    return [f'folded: {report.summary}']
+    return [f'folded: {report.summary}'] if report.folded or report.reduced or report.kept else []
 
 
 def runs_on(graph_of: Callable[[nn.Module], nn.Module], samples: Sequence[tuple[np.ndarray, ...]]) -> Callable:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -36,23 +35,39 @@ class Pixels(nn.Module):
         self.normalization: nn.Module | None = None  # replaces the arithmetic, see :func:`.rewrite.pixels.fold_pixels`
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> Tensor:
-        """`(N, 3, H, W)` float32, 0 to 255, to multiples of `pad_size_divisor`; `sizes` `(N, 2)` exclude padding."""
+        """`(N, 3, H, W)` float32, 0 to 255, to multiples of `pad_size_divisor`.
+
+        With `sizes` `(N, 2)` of images of such multiples, `pad_value` is beside each image, as mmdet pads.
+        """
         if self.enhancing is not None:
             images = self.enhancing.enhance(images, sizes)
         if self.normalization is not None:
             images = self.normalization(images)
         else:
             images = ((images.flip(1) if self.flips else images) - self.mean) / self.std
+        if sizes is not None:
+            rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
+            columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
+            return torch.where((rows & columns)[:, None], images, self.pad_value)
         if self.divisor == 1:
             return images
         below, right = ((self.divisor - side % self.divisor) % self.divisor for side in images.shape[2:])
         return F.pad(images, (0, right, 0, below), value=self.pad_value) if below or right else images
 
-    def padded(self, images: Tensor, sizes: Tensor) -> Tensor:
-        """The same for images of these sizes, with `pad_value` beside each, as mmdet pads after the normalization."""
-        rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
-        columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
-        return torch.where((rows & columns)[:, None], self(images, sizes), self.pad_value)
+
+class ModelGraph(nn.Module):
+    """Any model of one input tensor, from `images` to its output tensors by name."""
+    inputs = ('images', )
+
+    def __init__(self, model: nn.Module, outputs: Sequence[str], pixels: Pixels | None = None):
+        super().__init__()
+        self.model, self.outputs, self.pixels = model, tuple(outputs), pixels
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Takes the model's input `(N, C, H, W)`, or with `pixels` values from 0 to 255."""
+        if self.pixels is not None:
+            images = self.pixels(images)
+        return tuple(named_outputs(self.model(images)).values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,28 +76,20 @@ class Exportable:
     graph: nn.Module  # has the names `inputs` and `outputs`
     meta: dict  # metadata of the file
     inputs: tuple[Tensor, ...]  # a sample: the example of :func:`mmunorm.export`, or blurred noise
-    open_shapes: tuple[dict, ...] | None = None  # torch's `Dim` of the dynamic dimensions of each input
+    dynamic: bool = False  # takes any number of images
 
     @cached_property
     def program(self) -> torch.export.ExportedProgram:
         """The result of `torch.export`. Raises a PreflightError if torch cannot export the graph."""
         with exporting():
-            return torch.export.export(self.graph, self.inputs, dynamic_shapes=self.open_shapes, strict=False,
-                                       prefer_deferred_runtime_asserts_over_guards=True)
+            shapes = tuple({0: torch.export.Dim('batch')} for _ in self.inputs) if self.dynamic else None
+            return torch.export.export(self.graph, self.inputs, dynamic_shapes=shapes, strict=False)
 
 
 def norms_left(model: nn.Module) -> tuple[list[str], list[str]]:
     """Names of the norms in a model, and of the LayerNorms and RMSNorms that folding has left without weights."""
     return [name for name, _ in norm_layers(model)], [
         name for name, module in model.named_modules() if isinstance(module, (FoldedLayerNorm, FoldedRMSNorm))]
-
-
-def outputs_by_name(graph: nn.Module, inputs: Sequence[Tensor]) -> dict[str, np.ndarray]:
-    """What a graph computes for some inputs."""
-    with torch.no_grad():
-        out = graph(*inputs)
-    out = out if isinstance(out, tuple) else (out, )
-    return {name: tensor.numpy() for name, tensor in zip(graph.outputs, out, strict=True)}
 
 
 def named_outputs(out, name: str = '') -> dict[str, Tensor]:

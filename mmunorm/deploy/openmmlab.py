@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 import copy
-import math
+from functools import partial
 
-import numpy as np
 import torch
 from mmengine.config import Config
 from torch import nn
@@ -13,12 +12,14 @@ from .. import __version__
 from ..checkpoints.loading import read_checkpoint
 from ..config.models import load_model
 from ..fusion import allow_partial_calls
+from ..modules import is_any
 from ..utils import PreflightError, error_text
 from .comparison import tensor_differences
-from .graph import Exportable, outputs_by_name
+from .graph import Exportable
 from .preprocessing import loading_of, steps_of
-from .rewrite.windows import DynamicWindowMSA, for_any_size, side_multiple
 from .tasks import PARTS, TASKS, find_task
+
+WINDOWED = 'mmpretrain.models.utils.attention.ShiftWindowMSA', 'mmdet.models.backbones.swin.ShiftWindowMSA'
 
 
 def loaded_model(cfg: Config, checkpoint: str, shape: tuple[int, int] | None = None,
@@ -52,9 +53,7 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
     return dict(
         made_by=f'mmunorm {__version__}', model=type(model).__name__, task=task.name,
         classes=[str(name) for name in classes or ()], steps=steps, loading=loading_of(pipeline),
-        divisor=getattr(model.data_preprocessor, 'pad_size_divisor', 1),
-        bgr=any(step.type.endswith('LoadImageFromFile') for step in pipeline), shape=[1, 3, *shape],
-        **task.meta(model))
+        bgr=any(step.type.endswith('LoadImageFromFile') for step in pipeline), shape=[1, 3, *shape])
 
 
 def _default_shape(steps: list[dict]) -> tuple[int, int]:
@@ -69,50 +68,42 @@ def _default_shape(steps: list[dict]) -> tuple[int, int]:
 def prepare_export(model: nn.Module, meta: dict, batch: int = 1, dynamic: bool = False) -> Exportable:
     """A classifier of mmpretrain or a detector of mmdet, in eval mode on the CPU, as one graph.
 
-    `meta` is the result of :func:`describe_model`. With `dynamic` the graph takes any batch size, and of a Swin without
-    absolute position embeddings any height and width that are multiples of its total stride: these are None in the
-    `shape` of `Exportable.meta`, whose `divisor` is the multiple.
+    `meta` is the result of :func:`describe_model`. With `dynamic` the graph takes any number of images, None in the
+    `shape` of `Exportable.meta`.
 
-    Raises a PreflightError if the model has a part that cannot be exported, does not support this image size, or
-    returns something else after its own `data_preprocessor`.
+    Raises a PreflightError if the model has a part that cannot be exported, does not support this image size, or has a
+    `data_preprocessor` that does something else than the graph.
     """
     task = TASKS[meta['task']]
     graph = copy.deepcopy(task.graph(model)).eval().requires_grad_(False)
     allow_partial_calls(graph)
-    multiple = side_multiple(getattr(model, 'backbone', model)) if dynamic else None
-    if multiple:
-        for_any_size(graph)
     meta = {**meta, 'shape': [batch, *meta['shape'][1:]], 'outputs': graph.outputs, **getattr(graph, 'meta', {})}
-    shape, open_shapes = meta['shape'], None
+    _, channels, height, width = meta['shape']
     if dynamic:
-        # The sample must not suggest static relations, such as a batch size of 1, or equal height and width.
-        shape = [2, *shape[1:]]
-        meta['shape'] = [None, *shape[1:]]
-        open_shapes = tuple({0: torch.export.Dim('batch')} for _ in graph.inputs)
-    if multiple:
-        task.check_any_size(model)
-        meta['divisor'] = math.lcm(meta['divisor'], multiple)
-        # Nor must a side be one window of the last map: torch.export treats 1 as static.
-        least = 2 * max(module.window_size for module in graph.modules() if isinstance(module, DynamicWindowMSA))
-        height, width = (max(least, -(-side // meta['divisor'])) * meta['divisor'] for side in shape[2:])
-        shape = [2, 3, height, width + meta['divisor']]
-        meta['shape'] = [None, 3, None, None]
-        for side, name in ((2, 'rows'), (3, 'columns')):
-            open_shapes[0][side] = meta['divisor'] * torch.export.Dim(name)
-    inputs = _sample_inputs(graph, shape)
+        meta['shape'] = [None, channels, height, width]
+        batch = 2  # torch.export would take a batch of 1 for fixed
+        for module in graph.modules():
+            if is_any(module, WINDOWED):
+                module.window_reverse = partial(_reverse_windows, module.window_size)
+    inputs = _sample_inputs(graph, batch, channels, height, width)
     try:
-        expected = outputs_by_name(graph, inputs)
+        with torch.no_grad():
+            graph(*inputs)
     except (AssertionError, RuntimeError, ValueError) as error:
-        height, width = shape[2:]
         raise PreflightError(f'{meta["model"]} does not run on images of {height} x {width}: {error_text(error)}; '
                              'choose another --shape.') from error
-    _check_preprocessing(model, graph, meta, inputs, expected)
-    return Exportable(graph, meta, inputs, open_shapes)
+    _check_preprocessing(model, graph, meta, inputs)
+    return Exportable(graph, meta, inputs, dynamic)
 
 
-def _sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ...]:
+def _reverse_windows(size: int, windows: torch.Tensor, height: int, width: int, *_) -> torch.Tensor:
+    """`window_reverse` of the Swins of mmpretrain and mmdet, whose division would fix the number of images."""
+    x = windows.view(-1, height // size, width // size, size, size, windows.shape[-1])
+    return x.transpose(2, 3).reshape(-1, height, width, x.shape[-1])
+
+
+def _sample_inputs(graph: nn.Module, batch: int, channels: int, height: int, width: int) -> tuple[torch.Tensor, ...]:
     """A batch of blurred noise as a graph's inputs; for a detector, the last image is padded."""
-    batch, channels, height, width = shape
     small = torch.rand(batch, channels, max(height // 8, 2), max(width // 8, 2),
                        generator=torch.Generator().manual_seed(0)) * 255
     images = nn.functional.interpolate(small, (height, width), mode='bilinear').round()
@@ -124,12 +115,19 @@ def _sample_inputs(graph: nn.Module, shape: list[int]) -> tuple[torch.Tensor, ..
 
 
 @torch.no_grad()
-def _check_preprocessing(model: nn.Module, graph: nn.Module, meta: dict, inputs: tuple[torch.Tensor, ...],
-                         expected: dict[str, np.ndarray]) -> None:
-    """Raises a PreflightError if a graph, a detector's up to the neck, differs from the model with its preprocessor."""
-    preprocessor = type(model.data_preprocessor).__name__
+def _check_preprocessing(model: nn.Module, graph: nn.Module, meta: dict, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Raises a PreflightError if a graph does to pixels something else than the model's preprocessor."""
+    preprocessor, (images, *sizes) = type(model.data_preprocessor).__name__, inputs
+    if sizes:  # an image of the full size, to which the preprocessor pads, and one that is padded
+        images, sizes = images[[0, -1]], torch.stack([torch.tensor(images.shape[2:]).float(), sizes[0][-1]])
+        data = [image[:, :height, :width].byte()
+                for image, (height, width) in zip(images, sizes.long().tolist(), strict=True)]
+        pixels = graph.pixels(images, sizes)
+    else:
+        data, pixels = images.byte(), graph.pixels(images)
     try:
-        found = tensor_differences(*TASKS[meta['task']].preprocessed(model, graph, inputs, expected))
+        expected = model.data_preprocessor(dict(inputs=data, data_samples=None), False)['inputs']
+        found = tensor_differences(dict(images=pixels.numpy()), dict(images=expected.numpy()))
     except Exception as error:  # that of a project may raise any
         raise PreflightError(f'{meta["model"]} with {preprocessor}, its data_preprocessor, cannot be compared with '
                              f'what would be exported: {error_text(error)}.') from error

@@ -9,7 +9,7 @@ from ..utils import PreflightError
 from .formats import Session, format_of
 from .preprocessing import apply_steps
 from .tasks import TASKS, batch_of
-from .tasks.detector.host import Detections, detections
+from .tasks.detector.objects import Detections, detections
 
 
 class ExportedModel:
@@ -45,12 +45,8 @@ class ExportedModel:
         Its inputs are `images` `(N, 3, H, W)` float32 from 0 to 255, for a detector also `sizes` `(N, 2)` float32.
         """
         shape, (batch, *image) = np.shape(arrays[0]), self.meta['shape']
-        is_static = bool(image[1])
-        if is_static and list(shape[1:]) != image:
+        if list(shape[1:]) != image:
             raise PreflightError(f'images must be (N, {", ".join(map(str, image))}), got {shape}.')
-        if not is_static and any(side % self.meta['divisor'] for side in shape[2:]):
-            raise PreflightError(f'height and width of images must be multiples of {self.meta["divisor"]}, got '
-                                 f'{" x ".join(map(str, shape[2:]))}.')
         batch, parts = batch or shape[0], []
         for start in range(0, shape[0], batch):
             # ExecuTorch ignores strides, which transposed images have.
@@ -75,9 +71,6 @@ class ExportedModel:
         if not self.meta['bgr']:
             image = image[..., ::-1]
         _, _, height, width = self.meta['shape']
-        if not height:
-            divisor = self.meta['divisor']
-            height, width = (max(round(side / divisor), 1) * divisor for side in image.shape[:2])
         image = mmcv.imresize(np.ascontiguousarray(image), (width, height))
         return self(image.transpose(2, 0, 1)[None])['scores'][0]
 
@@ -86,7 +79,7 @@ class ExportedModel:
         import mmcv
         small = apply_steps(image, self.meta['steps'])
         _, _, height, width = self.meta['shape']
-        shrink = min(1., height / small.shape[0], width / small.shape[1]) if height else 1.
+        shrink = min(1., height / small.shape[0], width / small.shape[1])
         if shrink < 1:
             small = mmcv.imresize(image, tuple(max(int(side * shrink), 1) for side in small.shape[1::-1]))
         outputs = self(*batch_of([small.transpose(2, 0, 1)], self.meta))

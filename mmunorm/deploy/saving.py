@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from ..utils import PreflightError, error_text, plural, whole_file, written_file
-from .comparison import Differences
+from .comparison import Comparison
 from .formats import Format
 from .formats.base import stage
-from .graph import Exportable, norms_left, outputs_by_name
+from .formats.pytorch import TorchSession
+from .graph import Exportable, norms_left
 from .runtime import ExportedModel
 from .tasks import TASKS
 
@@ -31,7 +31,7 @@ class ExportReport:
     size: int  # bytes on the disk
     norms: int  # number of norms with weights in the model
     plain: int  # number of LayerNorms and RMSNorms without weights, which folding has left
-    difference: Differences  # from torch
+    difference: Comparison  # from torch
     images: str  # those of the comparison
     lines: list[str]  # the format's report on the file
 
@@ -70,17 +70,16 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
             stage(f'converting to {chosen.runtime}')
             lines = [*(chosen.export(model, part, half, int8, samples, **options) or ())]
             stage('comparing with torch')
-            source, inputs = _compared(model, samples)
-            opened = ExportedModel(chosen.open_new(part))
+            opened, exact = ExportedModel(chosen.open_new(part)), ExportedModel(TorchSession(model.graph, model.meta))
+            example = [x.numpy() for x in model.inputs]
 
-            def compared(batches: Sequence[tuple[np.ndarray, ...]]) -> Differences:
-                got = _joined([opened(*arrays) for arrays in batches])
-                return task.differences(got, _joined([
-                    outputs_by_name(model.graph, map(torch.from_numpy, arrays)) for arrays in batches]))
+            def compared(arrays: list[np.ndarray]) -> Comparison:
+                return task.differences(opened(*arrays), exact(*arrays))
 
-            found = compared(inputs)
-            if len(samples) and model.meta['task'] == 'tensors':
-                lines.insert(0, f'on the example: {compared([tuple(x.numpy() for x in model.inputs)])}')
+            source, images = _compared(model, samples)
+            found = compared(images or example)
+            if images and model.meta['task'] == 'tensors':
+                lines.insert(0, f'on the example: {compared(example)}')
             norms, plain = map(len, norms_left(model.graph))
             if plain and int8:
                 lines.append(f'norms without weights: {chosen.norms_as[int8]}')
@@ -100,16 +99,12 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
     return ExportReport(path, chosen.size(path, model), norms, plain, found, source, lines)
 
 
-def _compared(model: Exportable, samples: Sequence[tuple[np.ndarray, ...]]
-              ) -> tuple[str, Sequence[tuple[np.ndarray, ...]]]:
-    """A name of the images of the comparison, and the inputs of the file in batches."""
+def _compared(model: Exportable, samples: Sequence[tuple[np.ndarray, ...]]) -> tuple[str, list[np.ndarray]]:
+    """A name of the images of the comparison, and the inputs of the file; [] for the sample of the model."""
     if not len(samples):
         about = 'the example' if model.meta['task'] == 'tensors' else 'noise'
-        return f'{plural(len(model.inputs[0]), "image")} of {about}', [tuple(x.numpy() for x in model.inputs)]
+        return f'{plural(len(model.inputs[0]), "image")} of {about}', []
     batch = len(samples[0][0])
     batches = [samples[index] for index in range(min(len(samples), max(1, COMPARED // batch)))]
-    return f'{len(batches) * batch} of {plural(len(samples) * batch, "calibration image")}', batches
-
-
-def _joined(batches: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return (f'{len(batches) * batch} of {plural(len(samples) * batch, "calibration image")}',
+            [np.concatenate(arrays) for arrays in zip(*batches, strict=True)])

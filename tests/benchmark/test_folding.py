@@ -141,8 +141,7 @@ def test_the_heads_of_all_rows_do_the_same_work(detector, monkeypatch):
     assert task.images.shape == (2, 3, 64, 96)
     with torch.no_grad():
         before = {name: task.outputs(model) for name, model in rows.items()}
-        task.equalize(list(rows.values()), before['UN'])
-        notes = task.calibrate(rows['UN'], list(rows.values()))
+        notes = task.equalize(rows['UN'], before['UN'], list(rows.values()))
         found = {name: task.run(model) for name, model in rows.items()}
         counted = [measure.count(model, partial(task.run, model))[:2] for model in rows.values()]
     assert counted == [(16, 0), (1, 15), (16, 0), (0, 0), (0, 0)]
@@ -217,7 +216,7 @@ def test_a_whole_benchmark(small):
         images = 2 * 3 * 32 * 32 * 4
         assert row['peak_memory'] > 4 * row['parameters'] + images
         assert row['throughput']['median'] == pytest.approx(2 / np.median(row['seconds']))
-    affine = sum(norm.weight.numel() for _, norm in norm_layers(models.build_models(small).rows['UN']))
+    affine = sum(norm.weight.numel() for _, norm in norm_layers(models.build_models(small)[0]['UN']))
     assert by_name['UN']['parameters'] - by_name['norm-free']['parameters'] == 2 * affine
     for name in ('exact', 'UN folded'):
         assert 0 < by_name[name]['output_difference']['relative'] < 0.1

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from mmunorm.benchmark.workers import Worker
+from mmunorm.deploy import ExportedModel
 from mmunorm.deploy.formats import FORMATS
 from mmunorm.deploy.formats.pytorch import Torch
 from mmunorm.utils import PreflightError
 
 from .. import processes
 
-META = dict(task='classifier', classes=['a', 'b'], shape=[2, 3, None, None], divisor=1, outputs=['scores'])
+META = dict(task='classifier', classes=['a', 'b'], shape=[2, 3, 4, 4], outputs=['scores'])
 
 
 class Sum(nn.Module):
@@ -48,14 +49,15 @@ def test_a_worker_is_the_runner(pickled):
     path, images = pickled
     worker = Worker(partial(Torch().open, path, 1))
     try:
-        assert worker.meta == META and worker.classes == ['a', 'b']
-        np.testing.assert_array_equal(worker(np.concatenate([images] * 2)[:3])['scores'], [[48, 1]] * 3)
+        model = ExportedModel(worker)
+        assert model.meta == META and model.classes == ['a', 'b']
+        np.testing.assert_array_equal(model(np.concatenate([images] * 2)[:3])['scores'], [[48, 1]] * 3)
         assert 0 < worker.seconds(images) < 60
         with pytest.raises(MemoryError, match='too large'):
-            worker(images - 3)
-        assert worker(images)['scores'][0, 0] == 48  # it continues
+            model(images - 3)
+        assert model(images)['scores'][0, 0] == 48  # it continues
         with pytest.raises(PreflightError, match='has ended'):
-            worker(images - 2)
+            model(images - 2)
     finally:
         worker.close()
 
@@ -65,11 +67,12 @@ def test_ctrl_c_does_not_end_a_worker(pickled):
     path, images = pickled
     worker = Worker(partial(Torch().open, path, 1))
     try:
-        process = int(worker(images - 5)['scores'][0, 0])
+        model = ExportedModel(worker)
+        process = int(model(images - 5)['scores'][0, 0])
         for _ in range(2):
             time.sleep(0.5)  # until it waits, also on a busy machine
             os.kill(process, signal.SIGINT)
-            assert worker(images)['scores'][0, 0] == 48
+            assert model(images)['scores'][0, 0] == 48
     finally:
         worker.close()
 

@@ -9,7 +9,7 @@ from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
 from mmunorm.deploy.formats import litert
 from mmunorm.deploy.preprocessing import Samples
 from mmunorm.deploy.rewrite.operators import for_chips
-from mmunorm.deploy.tasks import graph_of
+from mmunorm.deploy.tasks import find_task
 from mmunorm.norms import OfflineNorm
 
 from ..fusion import models
@@ -22,6 +22,11 @@ def needs(*names):
     for name in names:
         for package in FORMATS[name].packages + FORMATS[name].int8_packages:
             pytest.importorskip(package)
+
+
+def graph_of(model):
+    """The whole model as a graph with the same parameters."""
+    return find_task(model).graph(model)
 
 
 def blurred(number=8, seed=0):
@@ -66,7 +71,7 @@ def signal_to_noise(model, path, size=SHAPE):
 
 
 def meta_of(model, shape=SHAPE, task='classifier'):
-    return dict(task=task, model=type(model).__name__, classes=['a', 'b', 'c'], steps=[], divisor=4, bgr=True,
+    return dict(task=task, model=type(model).__name__, classes=['a', 'b', 'c'], steps=[], bgr=True,
                 shape=[1, 3, *shape])
 
 

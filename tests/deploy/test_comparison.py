@@ -34,7 +34,7 @@ def beside_torch(change=lambda outputs: None):
 def test_matches_that_differ_a_little():
     same = beside_torch()
     assert (same.expected, same.found, same.matches) == (80, 80, 80)
-    assert same.largest == same.typical == dict(scores=0, boxes=0, masks=0)
+    assert same.largest == same.median == dict(scores=0, boxes=0, masks=0)
 
     def change(outputs):
         outputs['dets'][..., :4] += 0.25
@@ -45,7 +45,7 @@ def test_matches_that_differ_a_little():
     assert found.matches == 80
     assert found.largest == pytest.approx(dict(
         scores=detections()['dets'][0, 7, 4] / 2, boxes=0.25, masks=0.125), abs=1e-4)
-    assert found.typical == pytest.approx(dict(scores=0, boxes=0.25, masks=0), abs=1e-4)
+    assert found.median == pytest.approx(dict(scores=0, boxes=0.25, masks=0), abs=1e-4)
 
 
 def test_detections_without_a_match_are_counted_and_not_compared():
@@ -84,7 +84,7 @@ def test_nothing_to_compare():
 def test_a_classifier():
     scores = dict(scores=np.array([[0.5, 0.5], [1, 0]])), dict(scores=np.array([[0.25, 0.75], [1, 0]]))
     found = TASKS['classifier'].differences(*scores)
-    assert found.largest == dict(scores=0.25) and found.typical == dict(scores=0.125)
+    assert found.largest == dict(scores=0.25) and found.median == dict(scores=0.125)
     signal, noise = np.log(3)**2 / 2 + np.log(1e30)**2 / 2, np.log(3)**2 / 2
     assert found.snr == dict(scores=pytest.approx(10 * np.log10(signal / noise)))
     assert str(found) == f'SNR of scores {found.snr["scores"]:.1f} dB'

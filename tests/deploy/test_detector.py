@@ -10,15 +10,14 @@ from torchvision.ops import batched_nms
 from mmunorm import fuse_norms
 from mmunorm.deploy import ExportedModel
 from mmunorm.deploy.formats.pytorch import TorchSession
-from mmunorm.deploy.tasks import graph_of
+from mmunorm.deploy.tasks import TASKS
 from mmunorm.deploy.tasks.detector import postprocess
 from mmunorm.deploy.tasks.detector.graph import coder_of, obstacle, parts_of, pool_of
-from mmunorm.deploy.tasks.detector.host import DetectorHost
 from mmunorm.deploy.tasks.detector.postprocess import nms_mask
 from mmunorm.fusion import allow_partial_calls
 from mmunorm.utils import PreflightError
 
-from ..versions import needs_open_export
+from .conftest import graph_of
 from .detectors import KINDS, assert_same_detections, batch, rcnn, retinanet
 
 SHAPE = (72, 100)  # 18 x 25 and 9 x 13 tokens, which windows of 4 pad
@@ -76,38 +75,6 @@ def test_proposals(maps, rpn):
         assert torch.cdist(ours[valid], expected.bboxes, p=torch.inf).min(0).values.max() < 1e-4
 
 
-@pytest.mark.slow
-@needs_open_export
-def test_proposals_of_maps_of_any_size():
-    """Exported with open shapes; some levels have fewer boxes than the top-k takes."""
-    class Proposals(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.whole = graph_of(rcnn())
-
-        def forward(self, a, b, c, sizes):
-            return propose(self.whole, (a, b, c), sizes)
-
-    def inputs(height, width):
-        maps = [torch.randn(2, 8, height * s, width * s) for s in (4, 2, 1)]
-        return *maps, torch.tensor([[height * 16., width * 16.], [height * 14., width * 15.]])
-
-    height, width = torch.export.Dim('height'), torch.export.Dim('width')
-    model = Proposals().eval()
-    program = torch.export.export(
-        model, inputs(4, 7), strict=False, prefer_deferred_runtime_asserts_over_guards=True,
-        dynamic_shapes=(*({2: s * height, 3: s * width} for s in (4, 2, 1)), None)).module()
-    for size in ((4, 7), (5, 3)):
-        given = inputs(*size)
-        with torch.no_grad():
-            ours, found = program(*given)
-            expected, expected_found = model(*given)
-        assert ours.shape == (2, 60, 4) and found.sum() == expected_found.sum() > 40
-        for boxes, valid, all_expected, is_expected in zip(ours, found, expected, expected_found, strict=True):
-            distance = torch.cdist(boxes[valid], all_expected[is_expected], p=torch.inf)
-            assert distance.min(0).values.max() < 1e-4
-
-
 @pytest.mark.parametrize('layer', [dict(sampling_ratio=0), dict(sampling_ratio=2), dict(aligned=False)])
 def test_pooled_features(maps, layer):
     extractor = rcnn().roi_head.bbox_roi_extractor
@@ -155,7 +122,7 @@ def test_whole_detector(kind):
     expected = model.test_step(batch(SIZES))
     fuse_norms(model, strict=True)
     graph = graph_of(model)
-    meta = dict(task='detector', classes=[], shape=[2, 3, *SHAPE], divisor=4, outputs=graph.outputs, mask_threshold=0.5)
+    meta = dict(task='detector', classes=[], shape=[2, 3, *SHAPE], outputs=graph.outputs, mask_threshold=0.5)
     assert_same_detections(ExportedModel(TorchSession(graph, meta)).test_step(batch(SIZES)), expected)
 
 
@@ -173,20 +140,18 @@ SOFT_NMS = dict(type='soft_nms', iou_threshold=0.5)
 
 
 @pytest.mark.parametrize('make, message', [
-    (lambda: retinanet(head=dict(loss_cls=dict(type='CrossEntropyLoss'))), 'its bbox_head scores with a softmax'),
+    (lambda: retinanet(head=dict(loss_cls=dict(type='CrossEntropyLoss'))), 'its dense head scores with a softmax'),
     (lambda: retinanet(nms=SOFT_NMS), "test_cfg.nms is .*soft_nms"),
     (lambda: retinanet(max_per_img=-1), 'test_cfg.max_per_img is -1, and files have a fixed number, such as 100'),
     (lambda: retinanet(nms_pre=-1), 'test_cfg.nms_pre must be a number such as 1000, and is -1'),
     (lambda: retinanet(min_bbox_size=5), 'test_cfg.min_bbox_size is 5, in pixels of the original image'),
-    (lambda: changed(retinanet(), 'bbox_head.__class__', ATSSHead), 'is ATSSHead, whose forward is not that of Anchor'),
-    (lambda: changed(retinanet(), 'bbox_head', FCOSHead(3, 8)), 'its bbox_head is FCOSHead, not one such as RetinaHea'),
+    (lambda: changed(retinanet(), 'bbox_head.__class__', ATSSHead), 'its bbox_head is ATSSHead, not RetinaHead'),
+    (lambda: changed(retinanet(), 'bbox_head', FCOSHead(3, 8)), 'its bbox_head is FCOSHead, not RetinaHead'),
     (lambda: changed(rcnn(cascade=dict(reg_class_agnostic=True)), 'roi_head.mask_head.1.class_agnostic', True),
      'only some of their masks are class-agnostic'),
     (lambda: changed(rcnn(), 'roi_head.test_cfg.nms', SOFT_NMS), 'test_cfg.rcnn.nms is'),
     (lambda: changed(rcnn(), 'roi_head.test_cfg.max_per_img', -1), 'test_cfg.rcnn.max_per_img is -1, and files have'),
-    (lambda: changed(rcnn(), '__class__', type('HybridTaskCascade', (MaskRCNN, ), {})), 'its detector is HybridTask'),
-    (lambda: changed(rcnn(), '__class__', type('MaskRCNN', (MaskRCNN, ), dict(extract_feat=None))),
-     'its extract_feat is not that of TwoStageDetector')])
+    (lambda: changed(rcnn(), '__class__', type('HybridTaskCascade', (MaskRCNN, ), {})), 'its detector is HybridTask')])
 def test_detectors_that_are_refused(make, message):
     with pytest.raises(PreflightError, match=f'cannot be exported whole: .*{message}.*--parts backbone'):
         graph_of(make())
@@ -212,7 +177,7 @@ def test_in_parts(options):
         expected = graph(images, torch.from_numpy(sizes))
     found = (expected[0][..., 4] > 0).sum(1)
     assert not found[2] and ((found[:2] > 0).all() or options.get('rcnn_cfg', {}).get('score_thr') == 1)
-    ours = DetectorHost(graph.meta, call)(images.numpy(), sizes)
+    ours = TASKS['detector'].run(graph.meta, call, images.numpy(), sizes)
     for tolerance, a, b in zip((2e-3, 0, 1e-4), ours, expected, strict=False):
         assert a.shape == b.shape
         np.testing.assert_allclose(a, b.numpy(), rtol=0, atol=tolerance)

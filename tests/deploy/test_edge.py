@@ -14,7 +14,6 @@ from mmunorm.deploy import FORMATS, ExportedModel, prepare_export
 from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats.executorch import quantize_graph
 from mmunorm.deploy.rewrite.pixels import fold_pixels
-from mmunorm.deploy.tasks import graph_of
 from mmunorm.fusion import FoldedLayerNorm, FoldedRMSNorm
 from mmunorm.utils import PreflightError
 
@@ -24,6 +23,7 @@ from .conftest import (
     blurred,
     fitted,
     folded,
+    graph_of,
     meta_of,
     needs,
     normalizing,

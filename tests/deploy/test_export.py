@@ -82,7 +82,7 @@ def test_a_file_beside_its_model(tmp_path):
     model.train()
     found = compare(path, model, [IMAGES[:3], (IMAGES[3:], 'label')])
     assert found.largest['output'] < 1e-5 and found.snr['output'] > 90 and model.training
-    assert str(found).startswith('output: largest difference')
+    assert str(found).startswith('SNR of output ')
 
 
 def test_several_outputs_of_images_that_are_checked_before_they_run(tmp_path):
@@ -158,8 +158,8 @@ NORMALIZED = (PIXELS - 0.45) / 0.225
 @pytest.mark.parametrize('images, doubt', [
     (NORMALIZED, '^$'), (NORMALIZED[1:] * 1.1, '^$'), (PIXELS, '% of the values of the example are outside of those'),
     (NORMALIZED * 0, '^100 % of the values'), (torch.randn(8, 3, 32, 32) / 10, '% of the values'),
-    (255 * PIXELS, '% of the values'), (NORMALIZED * 20, '^the values of the example differ 20 times less than those'),
-    (NORMALIZED[:1].repeat(8, 1, 1, 1), '^all 8 calibration images are equal')])
+    (255 * PIXELS, '% of the values'),
+    (NORMALIZED * 20, '^the values of the example differ 20 times less than those')])
 def test_calibration_images_that_do_not_look_like_the_example(images, doubt):
     assert re.search(doubt, unlike(NORMALIZED[:1], images))
 
@@ -431,4 +431,4 @@ def test_the_how_to(tmp_path, monkeypatch, capsys):
             patch_size=8)))
     for model in others:
         exec(in_float, dict(model=model, images=IMAGES))
-    assert capsys.readouterr().out.count('largest difference') == 2 + len(others)
+    assert capsys.readouterr().out.count('SNR of ') == 2 + len(others)

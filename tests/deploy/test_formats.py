@@ -19,7 +19,6 @@ from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats import FORMATS, format_of, table
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.preprocessing import Samples
-from mmunorm.deploy.tasks import graph_of
 from mmunorm.utils import PreflightError
 
 from ..fusion import models
@@ -28,12 +27,12 @@ from .conftest import (
     Beside,
     blurred,
     folded,
+    graph_of,
     meta_of,
     needs,
     normalizing,
     operators_in,
     signal_to_noise,
-    small_swin,
     write,
 )
 
@@ -247,6 +246,13 @@ def test_a_vit_with_its_norms_for_any_number(tmp_path):
         assert_runs(model, report.path, number, (32, 32))
 
 
+@pytest.mark.parametrize('name', ['onnx', pytest.param('openvino', marks=pytest.mark.slow)])
+def test_a_swin_for_any_number(swin, tmp_path, name):
+    report = write(prepare_export(swin, meta_of(swin), dynamic=True), name, tmp_path)
+    for number in (1, 3):
+        assert_runs(swin, report.path, number, SHAPE)
+
+
 @pytest.fixture(scope='module')
 def performers():
     """A folded T2T-ViT for 32 x 32 whose Performers have queries and keys so long that some attend to nothing."""
@@ -277,26 +283,14 @@ def test_operators_without_an_integer_kernel_are_named_before_files_are_compared
         write(performers[1], 'litert', tmp_path, 'full')
 
 
-@pytest.mark.slow
-def test_a_swin_for_any_number_and_size(tmp_path):
-    """Its usual side of 4 is a single step, which torch.export would take for fixed."""
-    model, exportable = folded(lambda: small_swin(1), size=(4, 4), dynamic=True)
-    assert exportable.meta['shape'] == [None, 3, None, None] and exportable.meta['divisor'] == 4
-    for name in ('onnx', 'openvino'):
-        path = write(exportable, name, tmp_path).path
-        # The first map is one window, the second is padded, and the third is neither.
-        for number, size in ((1, (16, 16)), (3, (20, 36)), (2, (32, 48))):
-            assert_runs(model, path, number, size)
-    runner = ExportedModel(path)
-    with pytest.raises(PreflightError, match='multiples of 4, got 32 x 30'):
-        runner(np.zeros((1, 3, 32, 30), np.float32))
-    assert runner.classify(np.full((45, 61, 3), 99, np.uint8)).shape == (5, )
-
-
 def test_a_head_of_another_kind_is_refused(swin):
     other = copy.deepcopy(swin)
     other.head.__class__ = type('OwnHead', (type(other.head), ), dict(_get_predictions=None))
     with pytest.raises(PreflightError, match='OwnHead'):
+        graph_of(other)
+    other = copy.copy(swin)
+    other.__class__ = type('OwnClassifier', (type(swin), ), dict(predict=lambda self: None))
+    with pytest.raises(PreflightError, match='OwnClassifier cannot be exported: it has a predict of its own'):
         graph_of(other)
 
 

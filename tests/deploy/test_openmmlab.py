@@ -64,7 +64,7 @@ def test_a_border_that_bytes_cannot_hold(tmp_path):
     model = detector(10.)
     exportable = prepare_export(model, describe_model(model, CFG, {}))
     images = Samples([torch.zeros(3, 94, 94, dtype=torch.uint8)], exportable.meta, 1)
-    with pytest.raises(PreflightError, match='in INT8 .* the pad_value of the data_preprocessor is the pixel'):
+    with pytest.raises(PreflightError, match='input is the bytes .* the pad_value of the data_preprocessor is'):
         export_file(exportable, FORMATS['litert'], tmp_path / 'm.tflite', int8='full', samples=images)
 
 
@@ -89,7 +89,7 @@ def test_what_a_file_would_not_do_is_refused():
     other = copy.deepcopy(model)
     other.data_preprocessor = Grey([120.] * 3, [60.] * 3)
     with pytest.raises(PreflightError, match='^Grey, the data_preprocessor of ImageClassifier, does something that the '
-                                             r'file would not: SNR of scores -?\d+\.\d dB'):
+                                             r'file would not: SNR of images -?\d+\.\d dB'):
         prepare_export(other, meta_of(other))
     found = detector(0.)
     meta = describe_model(found, CFG, {})

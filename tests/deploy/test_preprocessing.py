@@ -10,7 +10,7 @@ from mmengine.registry import DefaultScope
 from PIL import Image
 
 from mmunorm.deploy.preprocessing import apply_steps, loading_of, steps_of
-from mmunorm.deploy.tasks.detector.host import paste
+from mmunorm.deploy.tasks.detector.objects import paste
 
 from .. import tiny_runs
 

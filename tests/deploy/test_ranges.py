@@ -10,7 +10,7 @@ from mmunorm.deploy.formats import litert
 from mmunorm.deploy.formats.base import silent
 from mmunorm.deploy.formats.litert import programs_of, write_float
 from mmunorm.deploy.int8.ranges import CHOICES, Extremes
-from mmunorm.deploy.tasks.tensors import SIGNATURE
+from mmunorm.deploy.tasks.base import SIGNATURE
 
 from .conftest import needs, write
 

@@ -12,11 +12,11 @@ from torch import nn
 from mmunorm.benchmark.models import build_models
 from mmunorm.cli.arguments import load_config
 from mmunorm.config.models import build_model
-from mmunorm.deploy.tasks import graph_of
 from mmunorm.norms import UN, TokenBN
 from mmunorm.utils import PreflightError
 
 from .. import tiny_runs
+from ..deploy.conftest import graph_of
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 
@@ -83,7 +83,7 @@ def test_other_goals_and_kept_norms(ln_classifier, capsys):
     model = build_model(Config.fromfile(config))
     kinds = [type(module) for module in model.modules()]
     assert kinds.count(TokenBN) == 5 and kinds.count(nn.LayerNorm) == 2 and UN not in kinds
-    rows = build_models(Config.fromfile(config), checkpoint).rows
+    rows, _, _ = build_models(Config.fromfile(config), checkpoint)
     counts = {name: sum(type(module) is nn.LayerNorm for module in row.modules()) for name, row in rows.items()}
     assert counts == {'LN': 7, 'exact': 1, 'TokenBN': 2, 'TokenBN folded': 0, 'norm-free': 0}
     with pytest.raises(PreflightError, match='lists which of its LayerNorms are converted to TokenBN'):

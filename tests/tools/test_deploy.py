@@ -119,7 +119,6 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
         if row is not base:
             assert row['to_baseline']['value'] == pytest.approx(
                 np.median(np.divide(base['seconds'], row['seconds'])))
-        assert ('to_float' in row) == (row['format'] == 'onnx-int8')
     assert left == {LN: (4, 0), f'{LN} (exact)': (0, 4), 'classifier': (0, 0)}
     control = result['control']  # the last row, and once more
     assert (control['model'], control['label']) == ('classifier', 'ONNX Runtime INT8') and control['ratio']['value'] > 0
@@ -130,15 +129,3 @@ def test_which_metrics_the_table_shows():
     both = {'coco/bbox_mAP': 0.5, 'coco/bbox_mAP_50': 0.7, 'coco/segm_mAP': 0.4}
     assert files.main_metrics(both) == {'coco/bbox_mAP': 0.5, 'coco/segm_mAP': 0.4}
     assert files.main_metrics({'accuracy/top1': 80., 'accuracy/top5': 90.}) == {'accuracy/top1': 80.}
-
-
-@pytest.mark.parametrize('high, is_slower', [(0.9, True), (1.1, False)])
-def test_an_int8_file_that_is_slower_than_float_is_named(high, is_slower):
-    row = dict(model='m', format='onnx-int8', label='ONNX Runtime INT8', error=None, metrics={}, size=1e6,
-               throughput=dict(median=5., low=4., high=6.), latency_ms=dict(median=200.),
-               to_float=dict(value=0.8, low=0.7, high=high))
-    result = dict(title='m', baseline=None, batch=1, shape=[32, 32], threads=1, repeat=5, control=None, rows=[row],
-                  environment=dict(cpu='a chip', instructions=['avx2'], runtimes={}, versions=dict(torch='2')))
-    text = files.markdown(result)
-    assert 'a chip (avx2)' in text
-    assert ('ONNX Runtime INT8 of m is slower than its float file**, 0.800 [0.700, 0.900]' in text) == is_slower

@@ -37,8 +37,7 @@ def parse_args(argv=None):
     parser.add_argument('--vendor', nargs='+', type=named_value, metavar='NAME=VALUE',
                         help="of compilers of chips: the compiler's own options, such as target_platform=rk3576 "
                         '(rknn), processor=bm1684x (sophgo) or activation_type=QUInt16 (qnn)')
-    parser.add_argument('--dynamic', action='store_true',
-                        help='take any number of images; with a Swin, also of any size')
+    parser.add_argument('--dynamic', action='store_true', help='take any number of images')
     parser.add_argument('--parts', choices=PARTS, default=PARTS[0],
                         help="of any detector, backbone is backbone and neck, in ONNX and OpenVINO; the rest stays in "
                         'torch (default: whole)')
@@ -129,9 +128,8 @@ def main(argv=None):
     exportable = prepare_export(model, meta, args.batch or 1, args.dynamic)
     written = export_file(exportable, chosen, out, args.half, int8, samples, **options)
     batch, _, height, width = exportable.meta['shape']
-    size = f'{height} x {width} pixels' if height else f'any size in steps of {exportable.meta["divisor"]} pixels'
     number = 'any number of images' if batch is None else f'{batch} image' + 's' * (batch > 1)
-    print(written, f'takes: {number} of {size}', chosen.usage(written.path), sep='\n')
+    print(written, f'takes: {number} of {height} x {width} pixels', chosen.usage(written.path), sep='\n')
     return written
 
 

@@ -60,7 +60,7 @@ class Format(ABC):
     run_packages: tuple[str, ...] = ()  # required for running a file
     int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the default first
     takes_half: bool = True  # writes weights in float16, too
-    takes_dynamic: bool = True  # writes graphs with dynamic shapes, too
+    takes_dynamic: bool = True  # writes graphs for any number of images, too
     float_kinds: tuple[str, ...] = ()  # of `int8_kinds`, those whose files are in floating point for other compilers
     norms_as: dict[str, str] = {}  # by kind of INT8, what the runtime makes of a norm without weights
     takes_vendor_options: bool = False  # any, which the vendor's compiler checks
@@ -94,7 +94,7 @@ class Format(ABC):
 
     def check_model(self, model: Exportable, half: bool = False) -> None:
         """Raises a PreflightError if this format does not support a model, or `half`."""
-        if half and not self.takes_half or model.open_shapes and not self.takes_dynamic:
+        if half and not self.takes_half or model.dynamic and not self.takes_dynamic:
             option = 'half' if half and not self.takes_half else 'dynamic'
             raise PreflightError(f'--{option} is not supported by --format {self.name}.')
         task = model.meta['task']

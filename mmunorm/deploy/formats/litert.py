@@ -44,7 +44,7 @@ class LiteRtSession(Session):
         self.parts = {name: interpreter.get_signature_runner(name) for name in interpreter.get_signature_list()}
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        return TASKS[self.meta['task']].host(self.meta, self.call)(*arrays)
+        return TASKS[self.meta['task']].run(self.meta, self.call, *arrays)
 
     def input_of(self, part: str) -> tuple[str, dict]:
         """Name and details of a signature's input."""
@@ -79,8 +79,6 @@ class LiteRt(Format):
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
                samples: Sequence[tuple[np.ndarray, ...]] = ()) -> list[str]:
-        if self.needs_images(int8):
-            TASKS[model.meta['task']].check_bytes(model.meta)
         with silent():
             write_float(programs_of(model, int8 == 'full'), path, model.meta)
         return quantize(path, 'half' if half else int8, samples, model.meta) if half or int8 else []
@@ -264,12 +262,12 @@ def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
         number = detail['shape'][0]
         data.setdefault(part, []).append({name: filled(array[:number], number)})
 
-    host = TASKS[meta['task']].host(meta, lambda part, array: record(part, array) or session.call(part, array))
+    task = TASKS[meta['task']]
     for index, arrays in enumerate(samples):
         if len(session.parts) > 1 and index < 100:
-            host(*arrays)
+            task.run(meta, lambda part, array: record(part, array) or session.call(part, array), *arrays)
         else:
-            record(*host.first(*arrays))
+            record(*task.first(meta, *arrays))
     return data
 
 

@@ -7,16 +7,15 @@ import numpy as np
 from torch import nn
 
 from ...utils import PreflightError
-from .base import Host, OpenMMLabTask, Task
+from .base import OpenMMLabTask, Task
 from .classifier import Classifier
 from .detector import Detector
 from .features import Features
-from .tensors import Tensors
 
-__all__ = ['PARTS', 'TASKS', 'Host', 'OpenMMLabTask', 'Task', 'batch_of', 'find_task', 'graph_of']
+__all__ = ['PARTS', 'TASKS', 'OpenMMLabTask', 'Task', 'batch_of', 'find_task']
 
 PARTS = ('whole', 'backbone')  # what a file may have of a model
-TASKS: dict[str, Task] = {task.name: task for task in (Classifier(), Detector(), Features(), Tensors())}
+TASKS: dict[str, Task] = {task.name: task for task in (Classifier(), Detector(), Features(), Task())}
 
 
 def find_task(model: nn.Module, parts: str = PARTS[0]) -> OpenMMLabTask:
@@ -35,8 +34,3 @@ def find_task(model: nn.Module, parts: str = PARTS[0]) -> OpenMMLabTask:
 def batch_of(images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
     """The inputs of a file with the metadata `meta`, see :meth:`OpenMMLabTask.batch`."""
     return TASKS[meta['task']].batch(images, meta)
-
-
-def graph_of(model: nn.Module) -> nn.Module:
-    """The whole model, in eval mode, as a graph with the same parameters; a PreflightError if it cannot be exported."""
-    return find_task(model).graph(model)

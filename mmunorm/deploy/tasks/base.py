@@ -7,43 +7,52 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from torch import Tensor, nn
 
-from ..comparison import Differences, tensor_differences
+from ..comparison import Comparison, tensor_differences
+from ..rewrite.pixels import fold_pixels
 
 # `call(part, array)` runs a signature of a file on a channels-last float32 input and returns its outputs by name.
 Call = Callable[[str, np.ndarray], dict[str, np.ndarray]]
+SIGNATURE = 'classify'  # of a file that has one
 
 
-class Host(ABC):
-    """What a machine computes around the signatures of a file whose runtime has no operators for it."""
+class ChannelsLast(nn.Module):
+    """A graph with channels-last input `(N, H, W, C)` float32; `compute(graph, images)` returns its outputs by name."""
 
-    def __init__(self, meta: dict, call: Call):
-        self.meta, self.call = meta, call
+    def __init__(self, graph: nn.Module, compute: Callable[[nn.Module, Tensor], dict[str, Tensor]]):
+        super().__init__()
+        self.whole, self.compute = graph, compute  # `graph` is an attribute of torch.fx's modules
 
-    @abstractmethod
-    def first(self, *arrays: np.ndarray) -> tuple[str, np.ndarray]:
-        """The name of the first signature, and its input, for the inputs of the whole model."""
-
-    @abstractmethod
-    def __call__(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """The outputs of the whole model for its inputs."""
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        return self.compute(self.whole, *(x.permute(0, 3, 1, 2) for x in inputs.values()))
 
 
 class Task:
-    """One kind of model."""
-    name: str  # `task` in the metadata of a file
-    host: type[Host]
+    """One kind of model; this class is that of any model of torch: images to tensors."""
+    name = 'tensors'  # `task` in the metadata of a file
 
     def parts(self, graph: nn.Module, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
         """A graph as the signatures of a file: networks with channels-last inputs, each with a sample of these.
 
         The first layer normalizes the pixels. `images` is a sample `(N, 3, H, W)` float32.
         """
-        raise NotImplementedError(f'a file of {self.name} has no signatures')
+        sample = dict(images=images.permute(0, 2, 3, 1).contiguous())
+        return {SIGNATURE: (ChannelsLast(fold_pixels(graph, images), self.compute), sample)}
 
-    def check_bytes(self, meta: dict) -> None:
-        """Raises a PreflightError if the input of a model cannot be the bytes of an image."""
+    @staticmethod
+    def compute(graph: nn.Module, images: Tensor) -> dict[str, Tensor]:
+        """What the only signature of a file returns."""
+        return dict(zip(graph.outputs, graph(images), strict=True))
 
-    def differences(self, got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:
+    def first(self, meta: dict, *arrays: np.ndarray) -> tuple[str, np.ndarray]:
+        """The name of the first signature of a file, and its input, for the inputs of the whole model."""
+        return SIGNATURE, arrays[0].transpose(0, 2, 3, 1)
+
+    def run(self, meta: dict, call: Call, *arrays: np.ndarray) -> list[np.ndarray]:
+        """The outputs of the whole model, with what a machine computes around the signatures of a file."""
+        outs = call(*self.first(meta, *arrays))
+        return [outs[name] for name in meta['outputs']]
+
+    def differences(self, got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Comparison:
         """Compares the outputs of a file with torch's for the same images, by name."""
         return tensor_differences(got, expected)
 
@@ -53,7 +62,7 @@ class OpenMMLabTask(Task, ABC):
 
     @abstractmethod
     def graph(self, model: nn.Module) -> nn.Module:
-        """The model, in eval mode, as a graph with the same parameters; its `meta` is what its :class:`Host` needs.
+        """The model, in eval mode, as a graph with the same parameters; its `meta` is what :meth:`run` needs.
 
         Raises a PreflightError if the model has a part that cannot be exported.
         """
@@ -62,29 +71,6 @@ class OpenMMLabTask(Task, ABC):
         """Height and width of the file's input for those of images."""
         return tuple(shape)
 
-    def meta(self, model: nn.Module) -> dict:
-        """What the metadata of a file has for this task alone."""
-        return {}
-
-    def check_any_size(self, model: nn.Module) -> None:
-        """Raises a PreflightError if the model does not take images of any size."""
-
-    @abstractmethod
-    def preprocessed(self, model: nn.Module, graph: nn.Module, inputs: tuple[Tensor, ...],
-                     expected: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """What a graph, `expected` for `inputs`, and the model with its `data_preprocessor` compute for some images."""
-
     @abstractmethod
     def batch(self, images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
         """The inputs of a file for uint8 images `(3, h, w)`; a PreflightError if one does not fit."""
-
-    def predict(self, sample, outputs: dict[str, np.ndarray], meta: dict) -> None:
-        """Writes the outputs for an image to a data sample of OpenMMLab."""
-        raise NotImplementedError(f'a file of {self.name} has no predictions')
-
-
-def as_bytes(inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """The images of a batch, uint8, without their padding if there are `sizes`."""
-    images, *sizes = inputs
-    sides = sizes[0].long().tolist() if sizes else [images.shape[2:]] * len(images)
-    return [image[:, :height, :width].byte() for image, (height, width) in zip(images, sides, strict=True)]

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ...utils import PreflightError
-from ..comparison import Differences, tensor_differences
+from ..comparison import Comparison, tensor_differences
 from ..graph import Pixels
-from .base import OpenMMLabTask, as_bytes
-from .tensors import TensorsHost, one_part
+from .base import Call, OpenMMLabTask
 
 
 class ClassifierGraph(nn.Module):
@@ -33,51 +32,45 @@ class ClassifierGraph(nn.Module):
         return self.classifier(self.pixels(images))
 
 
-class ClassifierHost(TensorsHost):
-    """The signature returns logits."""
-
-    def __call__(self, images: np.ndarray) -> list[np.ndarray]:
-        return [torch.from_numpy(self.call(*self.first(images))['logits']).softmax(1).numpy()]
-
-
 class Classifier(OpenMMLabTask):
-    name, host = 'classifier', ClassifierHost
+    name = 'classifier'
 
     def graph(self, model: nn.Module) -> ClassifierGraph:
         from mmpretrain.models.classifiers import ImageClassifier
         from mmpretrain.models.heads import ClsHead
         head = getattr(model, 'head', None)
-        if isinstance(model, ImageClassifier) and (
-                not isinstance(head, ClsHead) or type(head)._get_predictions is not ClsHead._get_predictions):
+        if isinstance(model, ImageClassifier) and not (
+                isinstance(head, ClsHead) and type(head).predict is ClsHead.predict
+                and type(head)._get_predictions is ClsHead._get_predictions):
             raise PreflightError(f'{type(model).__name__} cannot be exported: its head is {type(head).__name__}, not '
                                  'one with class probabilities, such as LinearClsHead.')
+        for name in ('forward', 'predict', 'test_step'):
+            if not getattr(type(model), name).__module__.startswith(('mmpretrain.', 'mmengine.')):
+                raise PreflightError(f'{type(model).__name__} cannot be exported: it has a {name} of its own.')
         return ClassifierGraph(model)
 
-    def parts(self, graph: ClassifierGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-        return one_part(graph, images, lambda whole, x: dict(logits=whole.logits(x)))
+    @staticmethod
+    def compute(graph: ClassifierGraph, images: Tensor) -> dict[str, Tensor]:
+        return dict(logits=graph.logits(images))
 
-    def preprocessed(self, model: nn.Module, graph: nn.Module, inputs: tuple[Tensor, ...],
-                     expected: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        from mmpretrain.structures import DataSample
-        images = torch.stack(as_bytes(inputs))
-        found = model.test_step(dict(inputs=images, data_samples=[DataSample() for _ in images]))
-        scores = expected['scores'], torch.stack([sample.pred_score for sample in found]).numpy()
-        return tuple(dict(scores=logits_of(each)) for each in scores)
+    def run(self, meta: dict, call: Call, *arrays: np.ndarray) -> list[np.ndarray]:
+        return [torch.from_numpy(call(*self.first(meta, *arrays))['logits']).softmax(1).numpy()]
 
     def batch(self, images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
         """`images` `(N, 3, H, W)` uint8."""
         images, (_, _, height, width) = [np.asarray(image) for image in images], meta['shape']
         for image in images:
-            if height and image.shape[1:] != (height, width):
+            if image.shape[1:] != (height, width):
                 raise PreflightError(f'the config resizes images to {image.shape[1]} x {image.shape[2]}, but the '
                                      f'file takes {height} x {width}; export with another --shape.')
         return (np.stack(images), )
 
     def predict(self, sample, outputs: dict[str, np.ndarray], meta: dict) -> None:
+        """Writes the outputs for an image to a data sample of OpenMMLab."""
         scores = outputs['scores']
         sample.set_pred_score(torch.from_numpy(scores)).set_pred_label(int(scores.argmax()))
 
-    def differences(self, got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:
+    def differences(self, got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Comparison:
         return tensor_differences(got, expected, logits_of)
 
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ...utils import PreflightError
-from ..comparison import Differences, tensor_differences
 from ..graph import Pixels
-from .base import OpenMMLabTask, as_bytes
+from .base import OpenMMLabTask
 
 
 class FeaturesGraph(nn.Module):
@@ -28,8 +27,7 @@ class FeaturesGraph(nn.Module):
         self.outputs = tuple(f'map{index}' for index in range(len(maps)))
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
-        images = self.pixels(images) if sizes is None else self.pixels.padded(images, sizes)
-        return tuple(self.detector.extract_feat(images))
+        return tuple(self.detector.extract_feat(self.pixels(images, sizes)))
 
 
 class Features(OpenMMLabTask):
@@ -45,24 +43,10 @@ class Features(OpenMMLabTask):
         divisor = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
         return tuple(-(-side // divisor) * divisor for side in shape)
 
-    def preprocessed(self, model: nn.Module, graph: nn.Module, inputs: tuple[Tensor, ...],
-                     expected: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The maps of two images: one of the full size, so that the preprocessor pads to it, and one that is padded."""
-        from mmdet.structures import DetDataSample
-        images, sizes = inputs[0][[0, -1]], torch.stack([torch.tensor(inputs[0].shape[2:]).float(), inputs[1][-1]])
-        single = as_bytes((images, sizes))
-        samples = [DetDataSample(metainfo=dict(img_shape=shape, ori_shape=shape, scale_factor=(1., 1.)))
-                   for shape in (tuple(image.shape[1:]) for image in single)]
-        data = model.data_preprocessor(dict(inputs=single, data_samples=samples), False)
-        maps = graph.detector.extract_feat(graph.pixels.padded(images, sizes)), model.extract_feat(data['inputs'])
-        return tuple({f'map{index}': out.numpy() for index, out in enumerate(outs)} for outs in maps)
-
     def batch(self, images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
         """`images` `(N, 3, H, W)` and `sizes` `(N, 2)`, both float32."""
         images, (_, _, height, width) = [np.asarray(image) for image in images], meta['shape']
         sizes = np.array([image.shape[1:] for image in images], np.float32)
-        if not height:
-            height, width = (int(-(-side // meta['divisor']) * meta['divisor']) for side in sizes.max(0))
         batch = np.zeros((len(images), 3, height, width), np.float32)
         for target, image in zip(batch, images, strict=True):
             if image.shape[1] > height or image.shape[2] > width:
@@ -70,9 +54,6 @@ class Features(OpenMMLabTask):
                                      f'{height} x {width}: export with a larger --shape.')
             target[:, :image.shape[1], :image.shape[2]] = image
         return batch, sizes
-
-    def differences(self, got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Differences:
-        return tensor_differences(got, expected, is_relative=True)
 
 
 class WithRest:

@@ -45,8 +45,8 @@ def for_compiler(model: Exportable, normalizes: bool = True, centers: bool = Fal
     values over each image. Raises a PreflightError if it cannot be such a file.
     """
     meta, task, pixels = model.meta, model.meta['task'], model.graph.pixels
-    if model.open_shapes:
-        raise PreflightError('--dynamic is not supported by compilers of chips, whose files have a fixed size.')
+    if model.dynamic:
+        raise PreflightError('--dynamic is not supported by compilers of chips, whose files have a fixed shape.')
     if task == 'detector':
         raise PreflightError('compilers of chips do not take whole detectors: --parts backbone exports backbone and '
                              'neck, and the rest stays in torch.')

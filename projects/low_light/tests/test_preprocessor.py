@@ -9,9 +9,9 @@ from torch import nn
 
 from mmunorm import fuse_norms
 from mmunorm.checkpoints.folded import folded_config, folding_of
-from mmunorm.deploy.tasks import graph_of
 from mmunorm.norms import Norm
 from projects.low_light.low_light import IAT, EnhancingPreprocessor, ImageEnhancer
+from tests.deploy.conftest import graph_of
 from tests.deploy.detectors import rcnn
 
 MEAN, STD = [123.675, 116.28, 103.53], [58.395, 57.12, 57.375]

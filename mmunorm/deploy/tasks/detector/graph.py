@@ -1,15 +1,19 @@
 """A detector of mmdet as one graph: its networks and settings for :mod:`.postprocess`, and which ones have these."""
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
-from mmdet.models.dense_heads import AnchorHead
-from mmdet.models.detectors import SingleStageDetector, TwoStageDetector
+from mmcv.ops import RoIAlign
+from mmdet.models.dense_heads import FreeAnchorRetinaHead, PISARetinaHead, RetinaHead, RPNHead
+from mmdet.models.detectors import CascadeRCNN, FasterRCNN, MaskRCNN, RetinaNet
+from mmdet.models.roi_heads import CascadeRoIHead, FCNMaskHead, SingleRoIExtractor, StandardRoIHead
 from mmdet.models.task_modules.coders.delta_xywh_bbox_coder import DeltaXYWHBBoxCoder
 from torch import Tensor, nn
 
 from ...graph import Pixels
 from ...rewrite.pixels import fold_pixels
-from ..tensors import ChannelsLast
+from ..base import ChannelsLast
 from .postprocess import detect
 
 # The batch sizes of RoI heads in a file; the last batch is filled, so masks, of few detections, have a smaller one.
@@ -29,10 +33,12 @@ class DetectorGraph(nn.Module):
         self.pixels = Pixels(detector.data_preprocessor)
         self.detector = detector
         self.settings = settings_of(detector, self.pixels)
-        self.meta = dict(detector=self.settings)
         self.features = Features(detector, self.pixels)
         self.networks = nn.ModuleDict(region_networks(detector))
-        self.outputs = ('dets', 'labels', 'masks') if 'masks' in self.networks else ('dets', 'labels')
+        self.meta, self.outputs = dict(detector=self.settings), ('dets', 'labels')
+        if 'masks' in self.networks:
+            self.meta['mask_threshold'] = detector.roi_head.test_cfg.mask_thr_binary
+            self.outputs += ('masks', )
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         """Detections of images with values from 0 to 255."""
@@ -75,14 +81,12 @@ class Features(nn.Module):
         self.pixels = pixels
         self.backbone, self.neck = detector.backbone, getattr(detector, 'neck', None) or nn.Identity()
         self.dense_head, roi = dense_head(detector), getattr(detector, 'roi_head', None)
-        extractors = [] if roi is None else stages(roi.bbox_roi_extractor)
-        if roi is not None and roi.with_mask:
-            extractors = [*extractors, *stages(roi.mask_roi_extractor)]
+        extractors = [] if roi is None else extractors_of(roi)
         self.num_maps = max((len(extractor.roi_layers) for extractor in extractors), default=0)
 
     def forward(self, images: Tensor, sizes: Tensor | None = None) -> dict[str, Tensor]:
         """Takes `(N, 3, H, W)` float32, 0 to 255; without `sizes` padded with what normalizes to `pad_value`."""
-        maps = self.neck(self.backbone(self.pixels(images) if sizes is None else self.pixels.padded(images, sizes)))
+        maps = self.neck(self.backbone(self.pixels(images, sizes)))
         scores, deltas = self.dense_head(maps)
         kinds = dict(map=maps[:self.num_maps], score=scores, delta=deltas)
         return {f'{kind}{level}': out for kind, outs in kinds.items() for level, out in enumerate(outs)}
@@ -164,23 +168,52 @@ def coder_of(coder: DeltaXYWHBBoxCoder) -> dict:
                 ctr_clamp=coder.ctr_clamp if coder.add_ctr_clamp else None)
 
 
+def typed_parts(detector: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[type, ...]]]:
+    """The parts that :mod:`.postprocess` computes, with their classes; a subclass may compute something else."""
+    yield 'detector', detector, (RetinaNet, FasterRCNN, MaskRCNN, CascadeRCNN)
+    if type(detector) is RetinaNet:
+        yield 'bbox_head', detector.bbox_head, (RetinaHead, FreeAnchorRetinaHead, PISARetinaHead)
+        yield 'bbox_coder', detector.bbox_head.bbox_coder, (DeltaXYWHBBoxCoder, )
+        return
+    rpn, roi = detector.rpn_head, detector.roi_head
+    yield 'rpn_head', rpn, (RPNHead, )
+    yield 'roi_head', roi, (StandardRoIHead, CascadeRoIHead)
+    for head in [rpn, *stages(roi.bbox_head)]:
+        yield 'bbox_coder', head.bbox_coder, (DeltaXYWHBBoxCoder, )
+    for head in stages(roi.mask_head) if roi.with_mask else ():
+        yield 'mask_head', head, (FCNMaskHead, )
+    for extractor in extractors_of(roi):
+        yield 'RoI extractor', extractor, (SingleRoIExtractor, )
+        for layer in extractor.roi_layers:
+            yield 'roi_layer', layer, (RoIAlign, )
+
+
+def extractors_of(roi: nn.Module) -> list[nn.Module]:
+    """The RoI extractors of boxes and masks."""
+    return stages(roi.bbox_roi_extractor) + (stages(roi.mask_roi_extractor) if roi.with_mask else [])
+
+
 def obstacle(detector: nn.Module) -> str:
     """Why a detector cannot be one graph with :mod:`.postprocess`, as half a sentence, or ''."""
-    is_single = isinstance(detector, SingleStageDetector)
-    if reason := _single_stage_obstacle(detector) if is_single else _roi_obstacle(detector):
-        return reason
-    if type(detector).extract_feat not in (SingleStageDetector.extract_feat, TwoStageDetector.extract_feat):
-        return f'its extract_feat is not that of {"SingleStage" if is_single else "TwoStage"}Detector'
-    name, head = ('bbox_head' if is_single else 'rpn_head'), dense_head(detector)
+    for name, part, known in typed_parts(detector):
+        if type(part) not in known:
+            return f'its {name} is {type(part).__name__}, not {" or ".join(cls.__name__ for cls in known)} of mmdet'
+    head, is_single = dense_head(detector), type(detector) is RetinaNet
+    settings = {'test_cfg' if is_single else 'test_cfg.rpn': head.test_cfg}
     if not head.use_sigmoid_cls:
-        return f'its {name} scores with a softmax, not with a sigmoid (use_sigmoid=True)'
-    heads, settings = [(name, head)], {'test_cfg' if is_single else 'test_cfg.rpn': head.test_cfg}
-    if not is_single:
-        heads += [('bbox_head', head) for head in stages(detector.roi_head.bbox_head)]
+        return 'its dense head scores with a softmax, not with a sigmoid (use_sigmoid=True)'
+    if is_single:
+        if getattr(head.loss_cls, 'custom_cls_channels', False):
+            return f'its bbox_head has the scores of {type(head.loss_cls).__name__}'
+        cfg = head.test_cfg or {}
+        if cfg.get('nms_pre', -1) < 1:
+            return f'test_cfg.nms_pre must be a number such as 1000, and is {cfg.get("nms_pre")}'
+        if cfg.get('min_bbox_size', -1) > 0:
+            return f'test_cfg.min_bbox_size is {cfg.min_bbox_size}, in pixels of the original image'
+    else:
         settings['test_cfg.rcnn'] = detector.roi_head.test_cfg
-    for name, head in heads:
-        if type(head.bbox_coder) is not DeltaXYWHBBoxCoder:
-            return f'the bbox_coder of its {name} is {type(head.bbox_coder).__name__}, not DeltaXYWHBBoxCoder'
+        if reason := _roi_obstacle(detector.roi_head):
+            return reason
     for name, cfg in settings.items():
         if not cfg:
             return f'it has no {name}'
@@ -191,47 +224,17 @@ def obstacle(detector: nn.Module) -> str:
     return ''
 
 
-def _single_stage_obstacle(detector: nn.Module) -> str:
-    head = detector.bbox_head
-    if type(detector).predict is not SingleStageDetector.predict or not isinstance(head, AnchorHead):
-        return f'its bbox_head is {type(head).__name__}, not one such as RetinaHead'
-    for method in ('forward', 'predict', 'predict_by_feat', '_predict_by_feat_single', '_bbox_post_process'):
-        if getattr(type(head), method) is not getattr(AnchorHead, method):
-            return f'its bbox_head is {type(head).__name__}, whose {method} is not that of AnchorHead'
-    if getattr(head.loss_cls, 'custom_cls_channels', False):
-        return f'its bbox_head has the scores of {type(head.loss_cls).__name__}'
-    cfg = head.test_cfg or {}
-    if cfg.get('nms_pre', -1) < 1:
-        return f'test_cfg.nms_pre must be a number such as 1000, and is {cfg.get("nms_pre")}'
-    if cfg.get('min_bbox_size', -1) > 0:
-        return f'test_cfg.min_bbox_size is {cfg.min_bbox_size}, in pixels of the original image'
-    return ''
-
-
-def _roi_obstacle(detector: nn.Module) -> str:
-    rpn, roi = getattr(detector, 'rpn_head', None), getattr(detector, 'roi_head', None)
-    expected = dict(detector=('RetinaNet', 'FasterRCNN', 'MaskRCNN', 'CascadeRCNN'), rpn_head=('RPNHead', ),
-                    roi_head=('StandardRoIHead', 'CascadeRoIHead'))
-    for name, part in dict(detector=detector, rpn_head=rpn, roi_head=roi).items():
-        if type(part).__name__ not in expected[name]:
-            return f'its {name} is {type(part).__name__}, not {" or ".join(expected[name])}'
+def _roi_obstacle(roi: nn.Module) -> str:
     if roi.with_shared_head:
         return 'its roi_head has a shared_head'
     for head in stages(roi.bbox_head):
         if head.custom_cls_channels or head.custom_activation or not head.with_reg or not head.with_cls:
             return 'its bbox_head has no softmax over classes, or no boxes'
-    mask_extractors, mask_heads = ((stages(roi.mask_roi_extractor), stages(roi.mask_head)) if roi.with_mask
-                                   else ([], []))
-    for extractor in [*stages(roi.bbox_roi_extractor), *mask_extractors]:
-        if type(extractor).__name__ != 'SingleRoIExtractor':
-            return f'its RoI extractor is {type(extractor).__name__}, not SingleRoIExtractor'
-        if any(type(layer).__name__ != 'RoIAlign' or layer.pool_mode != 'avg' for layer in extractor.roi_layers):
-            return "its RoI extractor pools with another layer than RoIAlign with pool_mode='avg'"
-    for head in mask_heads:
-        if type(head).__name__ != 'FCNMaskHead':
-            return f'its mask_head is {type(head).__name__}, not FCNMaskHead'
-    if len({(repr(extractor.roi_layers), extractor.finest_scale, head.class_agnostic)
-            for extractor, head in zip(mask_extractors, mask_heads, strict=True)}) > 1:
+    if any(layer.pool_mode != 'avg' for extractor in extractors_of(roi) for layer in extractor.roi_layers):
+        return "its RoI extractor pools with pool_mode='max', not 'avg'"
+    if roi.with_mask and len({
+            (repr(extractor.roi_layers), extractor.finest_scale, head.class_agnostic) for extractor, head in zip(
+                stages(roi.mask_roi_extractor), stages(roi.mask_head), strict=True)}) > 1:
         return 'its stages pool differently for masks, or only some of their masks are class-agnostic'
     return ''
 

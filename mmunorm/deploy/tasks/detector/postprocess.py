@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torchvision.ops import nms, roi_align
 
@@ -50,14 +49,7 @@ def candidates(settings: dict, features: dict[str, Tensor], sizes: Tensor) -> li
         prior = grid_priors(anchors, *score.shape[-2:])
         score = score.permute(0, 2, 3, 1).flatten(1).sigmoid()
         delta = delta.permute(0, 2, 3, 1).reshape(delta.shape[0], -1, 4)
-        number = score.shape[1]
-        if not isinstance(number, int):  # dynamic: there may be fewer; boxes with score 0 are padding
-            number = cfg['nms_pre']
-            score = F.pad(score, (0, number))
-            delta, prior = (F.pad(boxes, (0, 0, 0, number)) for boxes in (delta, prior))
-        elif cfg['nms_pre'] > 0:
-            number = min(number, cfg['nms_pre'])
-        score, best = score.topk(number)
+        score, best = score.topk(min(score.shape[1], cfg['nms_pre']) if cfg['nms_pre'] > 0 else score.shape[1])
         anchor = torch.div(best, cfg['num_classes'], rounding_mode='floor')
         boxes = decode(cfg['coder'], prior[anchor], take(delta, anchor), sizes)
         if cfg['min_bbox_size'] >= 0:
