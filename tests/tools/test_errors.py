@@ -84,7 +84,7 @@ CONVERT = [(f'convert_norms {call} --out out --device cpu', message) for call, m
     ('{ln} infinite.pth', 'infinite.pth has infinite values in backbone.patch_embed.projection.bias'),
     ('{ln} ln.pth --images nowhere', '--images nowhere: must be a folder of images'),
     ('{ln} ln.pth --images empty', '--images empty: there is no image'),
-    ('{ln} ln.pth --images mine', '--images mine: cannot use mine/a.jpg: it is empty, truncated, or not an image'),
+    ('{ln} ln.pth --images mine', '--images mine: 1 of 1 images cannot be used, such as mine/a.jpg: it is empty, truncated'),
     ('{ln} ln.pth --adapt-steps -1', '--adapt-steps: must be at least 0, got -1'),
 ]] + [
     ('convert_norms {ln} swin_un_tiny.pth --device cpu --num-samples 2 --out .', 'is the checkpoint to convert'),
