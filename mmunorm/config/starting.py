@@ -40,14 +40,11 @@ def _fit_part(cfg: Config, name: str, path: str) -> None:
         prefix = 'backbone.'
     model, content = nn.ModuleDict(dict(backbone=built)), read_checkpoint(path)
     weights = find_weights(content)
-    if num_fitting(model, {f'backbone.{key.removeprefix(prefix)}': value for key, value in weights.items()
-                           if key.startswith(prefix)}):
-        if _is_readable(path, content, weights) and not part.get('convert_weights'):
-            return
-    elif num_fitting(model, alone := {f'backbone.{key}': value for key, value in weights.items()}):
-        weights = alone
-    else:
-        weights = weights_for(model, content)
+    named = [{f'backbone.{key.removeprefix(start)}': value for key, value in weights.items() if key.startswith(start)}
+             for start in (prefix, '')]  # with the prefix, or of the part alone
+    if num_fitting(model, named[0]) and _is_readable(path, content, weights) and not part.get('convert_weights'):
+        return
+    weights = next((found for found in named if num_fitting(model, found)), None) or weights_for(model, content)
     check_fits(model, weights, path)
     cfg.model[name].init_cfg = dict(type='Pretrained', prefix='backbone.',
                                     checkpoint=_write(cfg, f'pretrained_{name}', weights))

@@ -44,7 +44,7 @@ class ConversionReport:
     Attributes:
         norms: all LayerNorms of the model, in the order in which they run.
         samples: number of samples of the statistics; 0 if unknown.
-        notes: a line on what is suspicious about the images, such as copies of one; mostly empty.
+        notes: a line on what is suspicious about the images, such as too few; mostly empty.
     """
     norms: tuple[ConvertedNorm, ...]
     samples: int = 0

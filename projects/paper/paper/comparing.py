@@ -10,7 +10,8 @@ from mmengine.config import Config
 from mmengine.registry import HOOKS, MODELS
 
 from mmunorm.cli.arguments import add_config_arguments, out_folder, positive
-from mmunorm.config.presets import check_norms, set_norm
+from mmunorm.config.models import clear_build_errors
+from mmunorm.config.presets import set_norm
 from mmunorm.norms import Norm
 from mmunorm.utils import Interrupted, PreflightError, RunError
 
@@ -57,11 +58,12 @@ def with_norm(base: Config, name: str, norm_cfg: dict, steps: int) -> Config:
     """
     cfg = Config(base.to_dict())
     set_norm(cfg, norm_cfg)
-    check_norms(cfg)
     cls = MODELS.get(norm_cfg['type'])
     if issubclass(cls, Norm):
         arguments = {key: value for key, value in cfg.model.backbone.norm_cfg.items() if key != 'type'}
-        if problem := cls(1, **arguments).start_run(resumed=False, steps=steps):
+        with clear_build_errors():
+            norm = cls(1, **arguments)
+        if problem := norm.start_run(resumed=False, steps=steps):
             raise PreflightError(f'--norms {name}: {problem}')
     return cfg
 
