@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from mmengine.runner.checkpoint import load_state_dict
@@ -70,19 +70,16 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
 
 def num_fitting(model: nn.Module, weights: Mapping[str, Tensor]) -> int:
     """How many of a model's matrices `weights` have; a file may lack a head, or have other layers."""
-    return sum(name in weights and weights[name].shape == value.shape for name, value in _matrices(model))
+    # By the names of checkpoints: mmpretrain's TimmClassifier leaves out a prefix there. Loading resizes positions.
+    return sum(isinstance(value, nn.Parameter) and value.ndim > 1 and not name.endswith(_RESIZED)
+               and name in weights and weights[name].shape == value.shape
+               for name, value in model.state_dict(keep_vars=True).items())
 
 
 def check_fits(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
     """Raises a PreflightError if a model has none of the weights of a file, which mmengine only logs."""
     if not num_fitting(model, weights):
         raise PreflightError(_mismatch(model, weights, checkpoint, 'no weight has a name and shape of the model.'))
-
-
-def _matrices(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    # By the names of checkpoints: mmpretrain's TimmClassifier leaves out a prefix there. Loading resizes positions.
-    return ((name, value) for name, value in model.state_dict(keep_vars=True).items()
-            if isinstance(value, nn.Parameter) and value.ndim > 1 and not name.endswith(_RESIZED))
 
 
 def _mismatch(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str, error: str) -> str:

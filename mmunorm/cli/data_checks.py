@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from inspect import signature
 from itertools import chain
+from pathlib import Path
 
 import mmcv
 import numpy as np
@@ -190,7 +191,8 @@ def _check_files(root: str, folders: tuple[str, ...], dataset: dict, may_be_empt
 
 def _check_coco(cfg: Config, splits: Sequence[str]) -> None:
     """Checks the COCO files of data sets and evaluators, and the images of the data sets."""
-    content_of, checked = cache(_read_json), []
+    content_of = cache(lambda path: json.loads(Path(path).read_text()))  # refuses a byte order mark, as pycocotools
+    checked = []
     for split in splits:
         evaluator = cfg.get(f'{split}_evaluator')
         metrics = [metric for metric in (evaluator if isinstance(evaluator, (list, tuple)) else [evaluator])
@@ -234,11 +236,6 @@ def _annotation_file(part: dict) -> str:
     """The path of the annotation file of a data set or a metric; '' if it has none on this machine."""
     path = os.path.join(part.get('data_root') or '', part.get('ann_file') or '')
     return os.path.normpath(path) if part.get('ann_file') and _is_local(path, part) else ''
-
-
-def _read_json(path: str) -> dict:
-    with open(path) as file:  # as pycocotools opens it, which refuses a byte order mark
-        return json.load(file)
 
 
 @contextmanager

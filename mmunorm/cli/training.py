@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import torch
 from mmengine.config import Config
@@ -10,7 +11,8 @@ from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import Runner
 
 from ..config.models import clear_build_errors
-from ..engine.runner import norm_counts, unwrapped_model
+from ..engine.runner import unwrapped_model
+from ..norms.layers import norm_layers
 from ..utils import Interrupted, PreflightError, error_text
 from .data_checks import class_name
 
@@ -56,7 +58,7 @@ def log_summary(runner: Runner) -> None:
     parts = [type(model).__name__]
     if hasattr(model, 'backbone'):
         parts.append(f'backbone {type(model.backbone).__name__}')
-    norms = norm_counts(model).most_common()
+    norms = Counter(type(norm).__name__ for _, norm in norm_layers(model)).most_common()
     parts.append('norms: ' + (', '.join(f'{number} {kind}' for kind, number in norms) or 'none'))
     parts.append(f'{sum(weight.numel() for weight in model.parameters()) / 1e6:.3g} million parameters')
     processes = f'{runner.world_size} processes on ' if runner.world_size > 1 else ''

@@ -52,14 +52,6 @@ def parse_preset(text: str, presets: Mapping[str, dict] = NORMS, what: str = 'no
     return name, cfg
 
 
-def parse_presets(option: str, texts: Sequence[str], *arguments) -> dict[str, dict]:
-    """The configs of all texts of an option, see :func:`parse_preset`, by name."""
-    named = dict(parse_preset(text, *arguments) for text in texts)
-    if len({slug(name) for name in named}) < len(texts):
-        raise PreflightError(f'{option}: two have the same name, or names that give the same folder.')
-    return named
-
-
 def slug(name: str) -> str:
     """A norm's name as a part of the name of a folder: `pn_star` for `PN*`."""
     return re.sub(r'^\.+|[^a-z0-9.-]+', '_', name.lower().replace('*', '_star').replace('+', '_plus'))

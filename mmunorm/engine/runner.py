@@ -1,13 +1,9 @@
 """Queries of mmengine's Runner, shared by hooks."""
 from __future__ import annotations
 
-from collections import Counter
-
 from mmengine.hooks import CheckpointHook
 from mmengine.model import is_model_wrapper
 from torch import nn
-
-from ..norms.layers import norm_layers
 
 
 def unwrapped_model(runner) -> nn.Module:
@@ -18,20 +14,9 @@ def unwrapped_model(runner) -> nn.Module:
     return model
 
 
-def norm_counts(model: nn.Module) -> Counter[str]:
-    """How many norms of each class a model has."""
-    return Counter(type(norm).__name__ for _, norm in norm_layers(model))
-
-
 def saves_after_this_step(runner) -> bool:
     """Whether a CheckpointHook that counts steps saves after this step; for use in `after_train_iter`."""
     return any(isinstance(hook, CheckpointHook) and not hook.by_epoch
                and (hook.every_n_train_iters(runner, hook.interval, hook.save_begin)
                     or (hook.save_last and hook.is_last_train_iter(runner)))
                for hook in runner.hooks)
-
-
-def loss_scale(runner) -> float:
-    """The factor of the loss in this step's backward pass; 1 without a gradient scaler. Waits for a GPU."""
-    scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
-    return scaler.get_scale() if hasattr(scaler, 'get_scale') else 1.

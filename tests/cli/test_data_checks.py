@@ -533,8 +533,8 @@ def test_only_images_that_are_loaded_must_exist():
 @pytest.mark.usefixtures('_coco')
 def test_both_files_of_a_run_are_read_once(monkeypatch, capsys):
     change('val', lambda content: content['annotations'][0].update(bbox=[500, 0, 9, 9]))
-    read, load = [], json.load
-    monkeypatch.setattr('json.load', lambda file: read.append(Path(file.name).name) or load(file))
+    read, read_text = [], Path.read_text
+    monkeypatch.setattr(Path, 'read_text', lambda path: read.append(path.name) or read_text(path))
     cfg = config(coco(), coco(split='val'), val_evaluator=dict(type='CocoMetric', ann_file=VAL))
     check(cfg)
     assert read == ['instances_train2017.json', 'instances_val2017.json']

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mmengine.config import Config
@@ -11,7 +11,7 @@ from mmengine.registry import HOOKS, MODELS
 
 from mmunorm.cli.arguments import add_config_arguments, out_folder, positive
 from mmunorm.config.models import clear_build_errors
-from mmunorm.config.presets import set_norm
+from mmunorm.config.presets import parse_preset, set_norm, slug
 from mmunorm.norms import Norm
 from mmunorm.utils import Interrupted, PreflightError, RunError
 
@@ -36,6 +36,14 @@ def _folder(text: str) -> Path:
     if not text:  # it would be the working directory
         raise argparse.ArgumentTypeError("must be a folder, got ''")
     return Path(text)
+
+
+def parse_presets(option: str, texts: Sequence[str], *arguments) -> dict[str, dict]:
+    """The configs of all texts of an option, see :func:`parse_preset`, by name."""
+    named = dict(parse_preset(text, *arguments) for text in texts)
+    if len({slug(name) for name in named}) < len(texts):
+        raise PreflightError(f'{option}: two have the same name, or names that give the same folder.')
+    return named
 
 
 def check_initial_weights(cfg: Config, path: str, options: Mapping | None) -> None:

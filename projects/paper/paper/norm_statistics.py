@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmunorm.compat import in_backward_pass
-from mmunorm.engine.runner import loss_scale, unwrapped_model
+from mmunorm.engine.runner import unwrapped_model
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.base import check_count
 from mmunorm.norms.kernels import kernels_for
@@ -190,6 +190,12 @@ class NormStatisticsHook(Hook):
             first, last = self._recent[0], self._recent[-1]
             share = (last['outliers'] - first['outliers'])[self._filters].mean() / (last['step'] - first['step'])
             runner.message_hub.update_scalar('train/norm/outlier_share', share)
+
+
+def loss_scale(runner) -> float:
+    """The factor of the loss in this step's backward pass; 1 without a gradient scaler. Waits for a GPU."""
+    scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
+    return scaler.get_scale() if hasattr(scaler, 'get_scale') else 1.
 
 
 def gradient_kind(norm: nn.Module) -> str:
