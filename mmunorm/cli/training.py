@@ -1,8 +1,7 @@
-"""Prepares and starts a training or test run: hooks, and the Runner."""
+"""Prepares a training or test run: hooks, and the Runner."""
 from __future__ import annotations
 
 import os
-from collections import Counter
 
 import torch
 from mmengine.config import Config
@@ -11,9 +10,8 @@ from mmengine.registry import HOOKS, RUNNERS
 from mmengine.runner import Runner
 
 from ..config.models import clear_build_errors
-from ..engine.runner import unwrapped_model
-from ..norms.layers import norm_layers
-from ..utils import Interrupted, PreflightError, error_text
+from ..engine.runner import norm_counts, unwrapped_model
+from ..utils import PreflightError
 from .data_checks import class_name
 
 # Variables that each launcher sets in the environment of its processes.
@@ -37,8 +35,7 @@ def build_runner(cfg: Config) -> Runner:
     if cfg.launcher == 'pytorch' and get_device() == 'cpu':
         _distribute_on_cpu(cfg)
     with clear_build_errors():
-        runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-    return runner
+        return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
 
 
 def _distribute_on_cpu(cfg: Config) -> None:
@@ -58,35 +55,9 @@ def log_summary(runner: Runner) -> None:
     parts = [type(model).__name__]
     if hasattr(model, 'backbone'):
         parts.append(f'backbone {type(model.backbone).__name__}')
-    norms = Counter(type(norm).__name__ for _, norm in norm_layers(model)).most_common()
+    norms = norm_counts(model).most_common()
     parts.append('norms: ' + (', '.join(f'{number} {kind}' for kind, number in norms) or 'none'))
     parts.append(f'{sum(weight.numel() for weight in model.parameters()) / 1e6:.3g} million parameters')
     processes = f'{runner.world_size} processes on ' if runner.world_size > 1 else ''
     runner.logger.info('; '.join(parts))
     runner.logger.info(f'{processes}{get_device()}; results in {runner.work_dir}, the whole log in {runner.log_dir}')
-
-
-def train(runner: Runner) -> None:
-    """Trains, and calls `flush(runner)` of each hook that has it when an error or Ctrl-C ends the run.
-
-    So a hook writes what it holds. mmengine calls `after_train` only when a run ends normally.
-    """
-    if isinstance(runner, Runner):
-        with clear_build_errors():  # in the order of Runner.train, which draws the same random numbers then
-            _ = runner.train_loop
-            runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-            _ = runner.val_loop
-    log_summary(runner)
-    try:
-        runner.train()
-    except BaseException as error:
-        for hook in runner.hooks:
-            if hasattr(hook, 'flush'):
-                try:
-                    hook.flush(runner)
-                except Exception as problem:  # must not hide what ended the run
-                    runner.logger.warning(f'{type(hook).__name__} could not write its data: {error_text(problem)}')
-        if isinstance(error, KeyboardInterrupt):
-            raise Interrupted(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
-                              f'{runner.work_dir}, if there is one.') from None
-        raise

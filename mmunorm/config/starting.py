@@ -1,5 +1,4 @@
-"""Initial weights of a run: `init_cfg`, `pretrained` and `load_from` take the layouts of
-:mod:`mmunorm.checkpoints.layouts`."""
+"""Initial weights of a run, in every layout of `..checkpoints.layouts`: `init_cfg`, `pretrained` and `load_from`."""
 from __future__ import annotations
 
 import copy

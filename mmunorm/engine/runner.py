@@ -1,9 +1,13 @@
 """Queries of mmengine's Runner, shared by hooks."""
 from __future__ import annotations
 
+from collections import Counter
+
 from mmengine.hooks import CheckpointHook
 from mmengine.model import is_model_wrapper
 from torch import nn
+
+from ..norms.layers import norm_layers
 
 
 def unwrapped_model(runner) -> nn.Module:
@@ -12,6 +16,11 @@ def unwrapped_model(runner) -> nn.Module:
     while is_model_wrapper(model):
         model = model.module
     return model
+
+
+def norm_counts(model: nn.Module) -> Counter[str]:
+    """How many norms of each class a model has."""
+    return Counter(type(norm).__name__ for _, norm in norm_layers(model))
 
 
 def saves_after_this_step(runner) -> bool:

@@ -59,9 +59,9 @@ class NormStatisticsHook(Hook):
     first of the two forward passes is recorded.
 
     Up to 100 steps and 16 MiB are buffered in memory. They are written together, and before every checkpoint, so a
-    resumed run has no gap. :func:`mmunorm.cli.training.train` also writes them if an error or Ctrl-C ends the run. On
-    each write, the visualizer gets values of the last `span` recorded steps: `norm/outlier_share`, the share of outlier
-    steps, and `norm/pnac_activation` and `norm/pnac_gradient`, the mean PNAC of all layers.
+    resumed run has no gap. `tools/train.py` also writes them if an error or Ctrl-C ends the run. On each write, the
+    visualizer gets values of the last `span` recorded steps: `norm/outlier_share`, the share of outlier steps, and
+    `norm/pnac_activation` and `norm/pnac_gradient`, the mean PNAC of all layers.
 
     Args:
         interval (int): record every n-th step. Defaults to 1.
