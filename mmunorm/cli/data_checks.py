@@ -282,8 +282,8 @@ def check_annotations(path: str, content: dict, classes: tuple[str, ...], masks:
             (x + w > 0) & (x < width) & (y + h > 0) & (y < height) & (w >= 1) & (h >= 1) & (area > 0)),
         # Coordinates may be rounded to pixels.
         'with a segmentation that mmdet cannot use, or outside of their box': masks & listed & ~(
-            (np.minimum.reduce([x2, x + w + 1, width]) > np.maximum.reduce([x1, x - 1, 0 * x]))
-            & (np.minimum.reduce([y2, y + h + 1, height]) > np.maximum.reduce([y1, y - 1, 0 * y])))}
+            (np.minimum(np.minimum(x2, x + w + 1), width) > np.maximum(np.maximum(x1, x - 1), 0))
+            & (np.minimum(np.minimum(y2, y + h + 1), height) > np.maximum(np.maximum(y1, y - 1), 0)))}
     left_out = np.logical_or.reduce([*reasons.values()])
     text = (f'{path}: {left_out.sum()} of {len(objects)} objects are left out: ' + '; '.join(
         f'{mask.sum()} {reason}, such as annotation {objects[mask.argmax()]["id"]}'
