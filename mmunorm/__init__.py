@@ -4,7 +4,6 @@ Importing the package registers its layers, backbones and hooks in mmengine's ro
 OpenMMLab project finds them by name. Without OpenMMLab, the norms and the functions that take a model, such as
 :func:`fuse_norms`, are available.
 """
-import sys
 import warnings
 
 import torch
@@ -14,10 +13,9 @@ __version__ = '0.1.0'
 if tuple(map(int, torch.__version__.split('.')[:2])) < (2, 1):
     raise ImportError(f'mmunorm needs torch 2.1 or newer, and this Python has {torch.__version__}.')
 
-from . import registry
-from .registry import explain_missing, is_missing, missing_message, running_tool
+from .registry import MISSING, explain_missing, missing_message
 
-if not is_missing('mmengine'):
+if 'mmengine' not in MISSING:
     from mmengine.config.utils import MODULE2PACKAGE
 
     from . import ops
@@ -28,22 +26,16 @@ if not is_missing('mmengine'):
     # Before anything imports mmcv.ops.
     ops.install()
 
-    if not registry.MISSING:
+    if not MISSING:
         try:
             import mmpretrain.models  # noqa: F401
         except Exception as error:  # with transformers 5, an ImportError or a TypeError
-            registry.mark_missing('mmpretrain', error)
+            MISSING['mmpretrain'] = str(error)
 
-    if registry.MISSING and not running_tool():
+    if not MISSING:
+        from . import backbones  # noqa: F401
+    else:
         warnings.warn(missing_message('mmunorm provides its norms and the functions of models; the rest'), stacklevel=2)
-
-if registry.MISSING and (tool := running_tool()):
-    print(missing_message(tool), file=sys.stderr)
-    raise SystemExit(2)
-
-if not registry.MISSING:
-    from . import backbones, engine  # noqa: F401
-elif not is_missing('mmengine'):
     from . import engine  # noqa: F401
 
 from . import norms

@@ -8,7 +8,6 @@ from functools import partial
 from torch import Tensor, nn
 
 from .compat import forget_compiled_code
-from .registry import print_log
 
 
 def set_submodules(model: nn.Module, norms: Mapping[str, nn.Module]) -> None:
@@ -32,7 +31,7 @@ def is_any(module: nn.Module, names: Sequence[str]) -> bool:
     return any(f'{cls.__module__}.{cls.__qualname__}' in names for cls in type(module).__mro__)
 
 
-def disable_fast_path(model: nn.Module, names: list[str], quiet: bool = False) -> list[tuple[nn.Module, str, object]]:
+def disable_fast_path(model: nn.Module, names: list[str]) -> list[tuple[nn.Module, str, object]]:
     """Makes the `nn.TransformerEncoderLayer`s that hold these norms call them in eval mode, too, in place.
 
     torch's fast path reads the weights of the norms and computes LayerNorm itself. It is disabled for these layers and
@@ -42,9 +41,6 @@ def disable_fast_path(model: nn.Module, names: list[str], quiet: bool = False) -
     layers = {layer for layer in layers if isinstance(layer, nn.TransformerEncoderLayer)}
     encoders = [module for module in model.modules()
                 if isinstance(module, nn.TransformerEncoder) and not layers.isdisjoint(module.layers)]
-    if layers and not quiet:
-        print_log(f"torch's fast path is off for {len(layers)} nn.TransformerEncoderLayer: in eval mode it would "
-                  'compute LayerNorm in place of their norms', 'current')
     changes = [(module, name, getattr(module, name))
                for modules, name in ((layers, 'activation_relu_or_gelu'), (encoders, 'use_nested_tensor'))
                for module in modules if hasattr(module, name)]

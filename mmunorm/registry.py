@@ -1,44 +1,20 @@
 """mmengine's registry of models, or a minimal replacement if mmengine is not installed."""
 from __future__ import annotations
 
-import logging
-import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
-# The OpenMMLab packages that mmunorm needs and that are not installed.
-MISSING = tuple(name for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if find_spec(name) is None)
-_REASONS: dict[str, str] = {}
-
-
-def mark_missing(package: str, error: Exception) -> None:
-    """Counts a package as missing that cannot be imported, such as mmpretrain with transformers 5."""
-    global MISSING
-    MISSING = (*MISSING, package)
-    _REASONS[package] = str(error)
-
-
-def is_missing(*packages: str) -> bool:
-    """Whether one of these packages of OpenMMLab is missing."""
-    return not set(packages).isdisjoint(MISSING)
+# The OpenMMLab packages that mmunorm needs and that cannot be imported, and why; '' for one that is not installed.
+MISSING = {name: '' for name in ('mmengine', 'mmcv', 'mmdet', 'mmpretrain') if find_spec(name) is None}
 
 
 def missing_message(what: str) -> str:
     """Why `what` cannot be used, and what to install."""
-    if _REASONS:
-        return f'{what} needs {", ".join(_REASONS)}, which cannot be imported here: {"; ".join(_REASONS.values())}'
+    if why := MISSING.get('mmpretrain'):
+        return f'{what} needs mmpretrain, which cannot be imported here: {why}'
     return (f"{what} needs {', '.join(MISSING)}, which is not installed. If other OpenMMLab packages are "
             'installed, use the same distribution (mmcv or onedl-mmcv, never both); otherwise run '
             "`pip install '.[onedl]'` in a clone of mmunorm.")
-
-
-def running_tool() -> str:
-    """The tool of this repository that Python runs, such as 'tools/train.py'; '' if it runs something else."""
-    root = Path(__file__).resolve().parents[1]
-    script = Path(getattr(sys.modules['__main__'], '__file__', '/')).resolve()
-    is_tool = any(script.is_relative_to(root / folder) for folder in ('tools', 'projects'))
-    return str(script.relative_to(root)) if is_tool else ''
 
 
 def explain_missing(package: str, names: Sequence[str]) -> Callable[[str], object]:
@@ -51,7 +27,7 @@ def explain_missing(package: str, names: Sequence[str]) -> Callable[[str], objec
     return explain
 
 
-if is_missing('mmengine'):
+if 'mmengine' in MISSING:
 
     class Registry:
         """The part of mmengine's Registry that this package uses."""
@@ -79,18 +55,10 @@ if is_missing('mmengine'):
     def registered(kind: str | Callable) -> Callable | None:
         """The class or function of a `type` in a config."""
         return MODELS.module_dict.get(kind) if isinstance(kind, str) else kind
-
-    def print_log(message: str, logger: str) -> None:
-        """Shows a line, as mmengine's function does."""
-        logging.getLogger('mmunorm').warning(message)
 else:
-    from mmengine.logging import print_log
     from mmengine.registry import MODELS, Registry
 
     def registered(kind: str | Callable) -> Callable | None:
         """The class or function of a `type` in a config; a name may be that of the default scope."""
         with MODELS.switch_scope_and_registry(None) as registry:
             return registry.get(kind) if isinstance(kind, str) else kind
-
-__all__ = ['MISSING', 'MODELS', 'Registry', 'explain_missing', 'is_missing', 'missing_message', 'print_log',
-           'registered', 'running_tool']

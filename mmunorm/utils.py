@@ -4,11 +4,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 
 from torch import nn
@@ -35,12 +33,22 @@ class Interrupted(RunError):
     status = 130
 
 
+def one_line(error: Exception) -> str:
+    """The message of an exception as one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return f'{error.filename}: {error.strerror}' if error.filename else error.strerror
+    text = str(error.args[0] if isinstance(error, KeyError) and error.args else error).strip()
+    if text.startswith('Caught ') and '\n' in text:
+        # From a DataLoader's worker, with its traceback; the last line has the name and the message.
+        return text.splitlines()[-1].removeprefix(f'{type(error).__module__}.{type(error).__name__}: ')
+    return ' '.join(text.split())
+
+
 def error_text(error: Exception) -> str:
     """An exception as one line, with its location if a config raised it, and the line of code if it has no message."""
-    message = error.args[0] if isinstance(error, KeyError) and error.args else error
-    text = f'{type(error).__name__}: {" ".join(str(message).split())}'.removesuffix(': ')
+    text = f'{type(error).__name__}: {one_line(error)}'.removesuffix(': ')
     frames = traceback.extract_tb(error.__traceback__)
-    if frames and (frames[-1].name == '<module>' or not str(message).strip()):
+    if frames and (frames[-1].name == '<module>' or not one_line(error)):
         frame = frames[-1]
         code = '' if frame.name == '<module>' else f': {frame.line}'
         return f'{text} ({frame.filename}, line {frame.lineno}{code})'
@@ -58,31 +66,11 @@ def plural(number: int, noun: str) -> str:
     return f'{number} {noun}{"" if number == 1 else "s"}'
 
 
-def misspelt(part: str, arguments: Mapping, cls: type) -> str:
-    """A message on an argument that `cls` does not take, if it takes one of a similar name, or ''."""
-    known = {name for base in cls.__mro__ for name in signature(base.__init__).parameters}
-    for name in arguments:
-        if name not in known | {'type', '_scope_'} and (found := get_close_matches(name, known, n=1)):
-            return f'{part}.{name}: {cls.__name__} has no such argument; did you mean {part}.{found[0]}?'
-    return ''
-
-
 def check_module(model, name: str = 'model') -> None:
     """Raises a TypeError if an argument is not an `nn.Module`."""
     if not isinstance(model, nn.Module):
         why = '; eval() of some models returns None' if model is None else ''
         raise TypeError(f'{name}: must be an nn.Module, got {type(model).__name__}{why}')
-
-
-def one_line(error: Exception) -> str:
-    """The message of an OSError, a PreflightError or a RunError as one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f'{error.filename}: {error.strerror}' if error.filename else error.strerror
-    text = str(error).strip()
-    if text.startswith('Caught ') and '\n' in text:
-        # From a DataLoader's worker, with its traceback; the last line has the name and the message.
-        return text.splitlines()[-1].removeprefix(f'{type(error).__module__}.{type(error).__name__}: ')
-    return ' '.join(text.split())
 
 
 def warn(message: str) -> None:
@@ -94,14 +82,6 @@ def warn(message: str) -> None:
 def is_first_process() -> bool:
     """Whether this is the only process, or the first of a distributed run."""
     return (os.environ.get('RANK') or os.environ.get('SLURM_PROCID') or '0') == '0'
-
-
-def check_installed(package: str, what: str, extra: str) -> None:
-    """Raises a PreflightError with the command to install an extra if its package is missing; `what`, a plural, needs
-    it.
-    """
-    if find_spec(package) is None:
-        raise PreflightError(f"{what} need {package}: `pip install '.[{extra}]'` in a clone of mmunorm.")
 
 
 @contextmanager
@@ -117,10 +97,9 @@ def whole_file(path: str | os.PathLike) -> Iterator[Path]:
     path = written_file(path)
     part = path.with_name(f'.{os.getpid()}.{path.name}')  # matplotlib and others read the suffix
     try:
-        with naming(path, part):
-            yield part
-            if part.exists():
-                part.replace(path)
+        yield part
+        if part.exists():
+            part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 
@@ -132,17 +111,6 @@ def written_file(path: str | os.PathLike) -> Path:
         kind = 'folder' if found.is_dir() else 'circular link' if found.is_symlink() else 'device or a pipe'
         raise PreflightError(f'{path}: must be a regular file, and is a {kind}.')
     return found
-
-
-@contextmanager
-def naming(path: Path, part: Path) -> Iterator[None]:
-    """A context whose OSErrors name the file `path` if they name none, as that of a full disk, or one at `part`."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None or str(error.filename).startswith(str(part)):
-            error.filename = str(path)
-        raise
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

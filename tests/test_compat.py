@@ -4,10 +4,6 @@ import torch
 from torch.nn import functional as F
 
 from mmunorm import compat
-from mmunorm.engine import set_loss_scale
-from mmunorm.norms import UN
-
-from .versions import cpu_grad_scaler
 
 
 def test_in_backward_pass():
@@ -37,11 +33,3 @@ def test_the_limit_of_recompilations_is_only_raised(monkeypatch, name):
     for number, limit in ((4, 8), (64, 64), (16, 64)):
         compat.allow_recompilations(number)
         assert vars(Config)[name] == limit
-
-
-def test_the_scale_of_a_gradient_scaler():
-    norm, scaler = UN(6), cpu_grad_scaler(init_scale=8.0)
-    assert isinstance(scaler, compat.GradScaler)
-    assert issubclass(torch.cuda.amp.GradScaler, compat.GradScaler)  # which mmengine builds
-    set_loss_scale(norm, scaler)
-    assert norm.loss_scale == 8

@@ -71,17 +71,6 @@ def test_a_tool_imports_mmunorm_before_other_packages():
         assert next((name for name in packages if name not in sys.stdlib_module_names), 'mmunorm') == 'mmunorm', tool
 
 
-def test_progress_bars_stay_out_of_logs():
-    """Where stderr is no terminal, `disable=None` leaves a bar out; tqdm draws it by default."""
-    paths = [path for folder in ('mmunorm', 'tools') for path in (ROOT / folder).rglob('*.py')]
-    calls = [node for path in paths if 'tqdm(' in path.read_text() for node in ast.walk(ast.parse(path.read_text()))
-             if isinstance(node, ast.Call) and ast.unparse(node.func) == 'tqdm']
-    assert len(calls) > 5
-    for call in calls:
-        values = [ast.unparse(word.value) for word in call.keywords if word.arg == 'disable']
-        assert values and 'None' in values[0], ast.unparse(call)
-
-
 @pytest.mark.slow
 def test_importing_it_changes_nothing_in_other_packages():
     """Every name of every module and class that is there already means the same afterwards.

@@ -10,10 +10,9 @@ from mmunorm.utils import PreflightError, whole_file, write_text
 def test_an_incomplete_write_keeps_the_older_file(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_text('old')
-    with pytest.raises(OSError, match='No space left on device') as caught, whole_file(path) as part:
+    with pytest.raises(OSError, match='No space left on device'), whole_file(path) as part:
         part.write_text('ne')
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert caught.value.filename == str(path)
     assert path.read_text() == 'old' and os.listdir(tmp_path) == ['a.txt']
 
     (tmp_path / 'link.txt').symlink_to(path)

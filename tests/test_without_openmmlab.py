@@ -87,7 +87,6 @@ for code in ('mmunorm.engine.OfflineNormHook', 'from mmunorm.cli import training
     trained, converted, *_, unknown, by_class, first, second, wrong, tool = done.stdout.splitlines()
     assert trained == 'UN 3' and converted == '1 1 norm: 1 folded' and by_class == 'True'
     assert unknown.startswith("norm_cfg: there is no norm 'XN'") and ' mmunorm has Derf, DyT, MABN, ' in unknown
-    assert done.stderr.startswith("torch's fast path is off for 1 nn.TransformerEncoderLayer")
     for line, what in ((first, 'mmunorm.engine'), (second, 'each tool of mmunorm'), (tool, 'mmunorm train')):
         assert line.startswith(f'{what} needs mmengine, mmcv, mmdet, mmpretrain{INSTALL}')
     assert wrong == "module 'mmunorm' has no attribute 'nothing'"
@@ -95,16 +94,15 @@ for code in ('mmunorm.engine.OfflineNormHook', 'from mmunorm.cli import training
 
 @pytest.mark.slow
 def test_with_mmengine_alone_a_folded_checkpoint_is_saved_and_loaded(tmp_path):
-    """One line says what the rest needs, such as a tool of a clone."""
+    """The last line of an error says what the rest needs, such as a tool of a clone."""
     pytest.importorskip('timm')
     done = run(f'''
 import runpy
 import torch
 try:
     runpy.run_path({str(ROOT / 'tools/test.py')!r}, run_name='__main__')
-except SystemExit as stop:
-    print(stop.code)
-    print('from here', file=sys.stderr)
+except ImportError as error:
+    print(error)
 import mmunorm
 import timm
 from mmengine.registry import HOOKS, MODELS
@@ -119,8 +117,7 @@ print(torch.equal(loaded(image), model(image)))
 ''', packages=OPENMMLAB[1:])
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if 'WARNING' not in line]  # mmengine's, of its own names
-    assert lines == ['2', 'True True None', 'True']
-    tool, after, *_ = done.stderr.splitlines()
-    assert tool.startswith(f'tools/test.py needs mmcv, mmdet, mmpretrain{INSTALL}') and after == 'from here'
+    assert lines[0].startswith(f'each tool of mmunorm needs mmcv, mmdet, mmpretrain{INSTALL}')
+    assert lines[1:] == ['True True None', 'True']
     warning = 'mmunorm provides its norms and the functions of models; the rest needs mmcv, mmdet, mmpretrain'
     assert warning in done.stderr

@@ -4,7 +4,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from tqdm import tqdm
 
-from ..attention import plain_attention
 from ..deploy.graph import norms_left
 
 # By default, there are as many rounds as fit in this time, within these bounds.
@@ -109,6 +109,17 @@ def size_in_memory(tensors: Iterable[Tensor]) -> int:
     """Size of the storages of tensors in bytes, each counted once."""
     storages = (tensor.untyped_storage() for tensor in tensors)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Within it, `scaled_dot_product_attention` takes matrix products, or a GPU's memory-efficient kernel."""
+    flash = torch.backends.cuda.flash_sdp_enabled()
+    torch.backends.cuda.enable_flash_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_flash_sdp(flash)
 
 
 def count(model: nn.Module, run: Callable) -> tuple[int, int, int]:

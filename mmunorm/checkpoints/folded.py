@@ -1,9 +1,8 @@
 """Saves and loads checkpoints of folded models.
 
-A folded checkpoint is an ordinary checkpoint with a note of what is left of each norm and of the tensors that folding
-added. It may contain an mmengine config of the model type `FoldedModel`, from which the tools and OpenMMLab's
-inferencers build its model. In its state_dict, marks stand for the weights of folded norms, so that no loader puts it
-into a model with norms.
+It is an ordinary checkpoint with a note of what is left of each norm and of the tensors that folding added, and perhaps
+a config of the model type `FoldedModel`, from which the tools and OpenMMLab's inferencers build its model. In its
+state_dict, marks stand for the weights of folded norms, so that no loader puts it into a model with norms.
 """
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from ..fusion.padding import Fill
 from ..fusion.plan import FoldPlan
 from ..fusion.report import FusionReport
 from ..fusion.rewrite import add_to_state, is_layer_scale, replace_module, set_streams, streams_of
-from ..fusion.scopes import held_norms, hold, refuse_hidden_states, scopes_of, set_scopes
+from ..fusion.scopes import held_norms, hold, scopes_of, set_scopes
 from ..modules import refuse_save_pretrained, uncompiled, unwrapped
-from ..registry import MODELS, is_missing
+from ..registry import MISSING, MODELS
 from ..utils import check_module, whole_file, written_file
 from .layouts import computed_tables
 
@@ -36,20 +35,20 @@ _SETTINGS = ('num_heads', 'stride', 'padding', 'dilation', 'groups', 'eps', 'glo
 _PROBE = torch.linspace(-3, 3, 7)  # shows what an activation computes
 
 
-def without_norms(model: nn.Module, norms: Mapping[str, Mapping], made: Mapping[str, int],
-                  scopes: Mapping[str, str] | None = None, layers: Mapping[str, list[str]] | None = None) -> nn.Module:
+def without_norms(model: nn.Module, folding: Mapping[str, Mapping]) -> nn.Module:
     """Changes a model in place to the structure of a folded model, so that a folded checkpoint loads; returns it.
 
-    `norms` has for each folded norm what is left of it, the arguments of `mmunorm.fusion.layers.built`; `made` the
-    names and sizes of the tensors that folding added to the state_dict; `scopes` the name of the module of each norm
-    that has a scope, see `mmunorm.fusion.scopes`; and `layers` the norms that were folded into each layer.
+    `folding` is :func:`folding_of`'s: 'norms' has for each folded norm what is left of it, the arguments of
+    `mmunorm.fusion.layers.built`; 'made' the names and sizes of the tensors that folding added to the state_dict;
+    'scopes' the name of the module of each norm that has a scope, see `mmunorm.fusion.scopes`; and 'layers' the norms
+    that were folded into each layer.
 
     Raises:
         ValueError: the model lacks such norms, or such tensors cannot be added.
     """
-    plan = FoldPlan(model)
+    plan, made = FoldPlan(model), folding['made']
     new = [name for name in made if not name.endswith(_PADDING)]
-    for name, note in norms.items():
+    for name, note in folding['norms'].items():
         module = plan.modules.get(name)
         if hasattr(module, 'without_factors'):
             replace_module(model, name, module.without_factors())
@@ -67,15 +66,15 @@ def without_norms(model: nn.Module, norms: Mapping[str, Mapping], made: Mapping[
             raise ValueError(f'{type(model).__name__}: no fold rule fills the padding of {owner}')
         fill = Fill(next(model.parameters()).new_zeros(made[name]))
         replace_module(model, owner, plan.fills[owner](model.get_submodule(owner), fill))
-    hold(model, layers or {})
-    set_scopes(model, scopes or {})
+    hold(model, folding['layers'])
+    set_scopes(model, folding['scopes'])
     refuse_save_pretrained(model, lambda part: isinstance(part, Folded), NOT_SAVED)
     forget_compiled_code()
     return model
 
 
 def folding_of(source: nn.Module | dict) -> dict:
-    """The arguments of :func:`without_norms` for a folded model or its loaded checkpoint; empty if it is not folded."""
+    """What :func:`without_norms` needs, of a folded model or its loaded checkpoint; empty if it is not folded."""
     if not isinstance(source, nn.Module):
         note = source.get('meta', {}).get('mmunorm', {})
         return {key: note[key] for key in ('norms', 'made', 'scopes', 'layers') if 'norms' in note}
@@ -163,13 +162,16 @@ def load_folded(path: str | os.PathLike, model: nn.Module) -> nn.Module:
     inner = unwrapped(model)
     if any(parameter.is_meta for parameter in inner.parameters()):  # torch would only warn
         raise ValueError('model: it is on the meta device; call model.to_empty(device="cpu") first')
+    note = checkpoint['meta']['mmunorm']
     with uncompiled(inner):
         # A copy is tried first, so that a model that the file does not fit stays unchanged.
         for target in (copy.deepcopy(inner), inner):
             try:
-                without_norms(target, **folding_of(checkpoint))
-                _load(target, checkpoint)
-                _check_settings(target, checkpoint['meta']['mmunorm'])
+                without_norms(target, folding_of(checkpoint))
+                with computed_tables(target):
+                    target.load_state_dict(checkpoint['state_dict'])
+                set_streams(target, [StreamBasis(**stream) for stream in note['streams']])
+                _check_settings(target, note['settings'])
             except (RuntimeError, AttributeError, ValueError) as error:
                 raise ValueError(f'{path}: is of another architecture than {type(model).__name__}: {error}') from error
     return model.eval()
@@ -202,28 +204,18 @@ def _made_of_probe(function) -> list[float]:
     return [round(value, 4) for value in made.tolist()] if is_other else []
 
 
-def _check_settings(model: nn.Module, note: Mapping) -> None:
+def _check_settings(model: nn.Module, expected: Mapping[str, Mapping]) -> None:
     """Raises a ValueError if modules have other settings than in the folded model."""
     settings = _settings(model)
-    for name, values in note['settings'].items():
+    for name, values in expected.items():
         for key, value in values.items():
             if name in settings and settings[name].get(key) != value:
                 raise ValueError(f'{join(name, key)} is {value!r} in the file and {settings[name].get(key)!r} in the '
                                  'model')
 
 
-def _load(model: nn.Module, checkpoint: Mapping) -> None:
-    """Loads the weights of a folded checkpoint into a model of its structure, and notes what is folded where."""
-    with computed_tables(model):
-        model.load_state_dict(checkpoint['state_dict'])
-    note = checkpoint['meta']['mmunorm']
-    set_streams(model, [StreamBasis(**stream) for stream in note['streams']])
-    if note['streams']:
-        refuse_hidden_states(model)
-
-
-def folded_config(model_cfg: dict, structure: Mapping) -> dict:
-    """The model config that builds `model_cfg` folded; `structure` is :func:`folding_of`'s. `model_cfg` is unchanged.
+def folded_config(model_cfg: dict, folding: Mapping) -> dict:
+    """The model config that builds `model_cfg` folded; `folding` is :func:`folding_of`'s. `model_cfg` is unchanged.
 
     Initial weights are left out, because the folded checkpoint has all weights.
     """
@@ -235,19 +227,14 @@ def folded_config(model_cfg: dict, structure: Mapping) -> dict:
                 part.init_cfg = None
         # ReplacedNorms has an `of` itself.
         cfg.update(of=dict(type=cfg.type, of=cfg.of) if 'of' in cfg else cfg.type, type=FOLDED_TYPE)
-    cfg.update(structure)
+    cfg.folding = folding
     return cfg
 
 
-if not is_missing('mmengine'):
+if 'mmengine' not in MISSING:
 
     @MODELS.register_module(name=FOLDED_TYPE)
-    def folded_model(of: str | dict, norms: Mapping[str, Mapping], made: Mapping[str, int],
-                     scopes: Mapping[str, str] | None = None, layers: Mapping[str, list[str]] | None = None,
-                     **cfg) -> nn.Module:
-        """Builds the model of type `of` with the settings `cfg`, and folds its norms: see :func:`without_norms`.
-
-        A dict `of` is the type with settings of its own.
-        """
+    def folded_model(of: str | dict, folding: Mapping[str, Mapping], **cfg) -> nn.Module:
+        """Builds the model `of`, a type or a dict with settings of its own, with `cfg`; see :func:`without_norms`."""
         of = of if isinstance(of, dict) else dict(type=of)
-        return without_norms(MODELS.build({**cfg, **of}), norms, made, scopes, layers)
+        return without_norms(MODELS.build({**cfg, **of}), folding)

@@ -74,7 +74,7 @@ def convert_norms(model: nn.Module,
             outside of its calls.
 
     Raises:
-        TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has a misspelt argument.
+        TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has an unknown argument.
         KeyError: no norm of this type is registered.
         ConversionError: a ValueError: `norm_cfg` is not an offline norm, `model` has no LayerNorm that can be
             converted or one that cannot be replaced, an entry of `keep` matches nothing, there are no batches, or

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..utils import PreflightError, error_text, naming, plural, whole_file, written_file
+from ..utils import PreflightError, error_text, plural, whole_file, written_file
 from .comparison import Differences
 from .formats import Format
 from .formats.base import stage
@@ -47,8 +47,7 @@ def whole_files(path: Path) -> Iterator[Path]:
     """A context like :func:`mmunorm.utils.whole_file`, for `path` and all files that are written next to it."""
     written_file(path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        with naming(path, Path(folder)):
-            yield Path(folder, path.name)
+        yield Path(folder, path.name)
         for written in sorted(Path(folder).iterdir()):  # .bin before .xml, which needs it
             with whole_file(path.parent / written.name) as part:
                 shutil.move(written, part)

@@ -16,7 +16,7 @@ from ..checkpoints.loading import check_statistics
 from ..compat import GradScaler, guards_attributes
 from ..config.pretrained import pretrained_path
 from ..conversion import ConversionError, convert_loaded, with_layer_norms
-from ..norms import Norm, OfflineNorm, convert_sync
+from ..norms import OfflineNorm, convert_sync
 from ..norms.base import check_count
 from ..utils import PreflightError, write_text
 from .calibration import samples_of, training_batches
@@ -30,11 +30,11 @@ class OfflineNormHook(Hook):
 
     - If a run starts from a LayerNorm checkpoint, which has the norms' scale but no statistics, the hook fits the norms
       to the LayerNorms on training images (:func:`mmunorm.conversion.convert_loaded`), and trains the backbone to
-      reproduce its outputs (:func:`mmunorm.adapt`). `conversion.md` in the work
-      directory has the table. In a distributed run, the first process does this for all.
+      reproduce its outputs (:func:`mmunorm.adapt`). `conversion.md` in the work directory has the table. In a
+      distributed run, the first process does this for all.
     - It refuses to test with such a checkpoint, and to train norms with `centered='frozen'` from weights without means.
-    - When a run begins, it calls :meth:`mmunorm.norms.Norm.start_run` of each norm. UN, MABN and PN then start their
-      warm-up, unless the run is resumed. The hook warns if the run ends before the warm-up does.
+    - When a run begins, UN, MABN and PN start their warm-up, unless the run is resumed. The hook warns if the run ends
+      before the warm-up does.
     - Before each step, it passes the progress of the run, and the loss scale if there is one, to the norms.
     - In a distributed run, it sets the norms' buffers to their mean over the processes before validation and before a
       checkpoint is saved, also for EMAHook's averaged model, so that a resumed run continues like an uninterrupted one.
@@ -46,7 +46,7 @@ class OfflineNormHook(Hook):
         adapt_steps (int): training steps of the conversion, one batch each; 0 for none. Defaults to 300.
     """
     priority = 'LOW'  # after EMAHook's update, before CheckpointHook
-    _norms: Sequence[Norm] = ()
+    _norms: Sequence[OfflineNorm] = ()
 
     def __init__(self, convert: bool = True, num_samples: int = 512, adapt_steps: int = 300):
         self.convert = convert
@@ -61,9 +61,9 @@ class OfflineNormHook(Hook):
                 isinstance(norm, OfflineNorm) and norm.lacks_statistics for norm in runner.model.modules()):
             self._convert(runner)
         check_statistics(runner.model, _weights_of(runner))
-        self._norms = norms = [module for module in runner.model.modules() if isinstance(module, Norm)]
+        self._norms = norms = [module for module in runner.model.modules() if isinstance(module, OfflineNorm)]
         if runner.cfg.get('compile') and not guards_attributes() and any(
-                isinstance(getattr(norm, 'warmup_iters', None), float) for norm in norms):
+                isinstance(norm.warmup_iters, float) for norm in norms):
             raise PreflightError(f'OfflineNormHook: torch {torch.__version__} cannot end the warm-up of a compiled '
                                  'model; set warmup_iters to a number of steps, or use torch 2.4 or newer.')
         if runner.iter == 0:

@@ -3,13 +3,12 @@
 Scores are products of a query and a key, so one orthogonal matrix R for each head may go into both. Probabilities sum
 to 1, so a matrix, and a constant c, of the values pass through to the layer that reads them: `W_v' = R W_v`,
 `b_v' = R (b_v - c)`, `W_o' = W_o R^T`, `b_o' = b_o + W_o c`. A softmax does not see a number that is added to a whole
-row, so `b_k' = R (b_k - c)`. No operator is added. If c is the mean over tokens and images, keys and values need less
-of a range.
+row, so `b_k' = R (b_k - c)`. If c is the mean over tokens and images, keys and values need less of a range.
 """
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,8 +29,7 @@ from .targets import layers_reading, site_of
 class AttentionFold:
     """What changes with the queries and keys, or the values, of one attention: layers, each with `W' = M W`,
     `b' = M b + s`, or as their inverse in a layer that reads them."""
-    name: str  # full name of the layer of the values or keys
-    changes: list[tuple[Site, Tensor, Tensor]] = field(default_factory=list)
+    changes: list[tuple[Site, Tensor, Tensor]]
 
 
 def find_attentions(trace: Trace, plan: FoldPlan, rotates: bool, means: Mapping[str, Tensor]) -> list[AttentionFold]:
@@ -59,16 +57,14 @@ def _values_fold(trace: Trace, plan: FoldPlan, values: Numbers, rotates: bool, m
     sites = _head_sites(trace, plan, values, ('value', ))
     if sites is None or not readers or any(change_obstacle(layer, plan, 'reader') for layer in readers):
         return None
-    fold, matrix = AttentionFold(sites[0].layer), _matrix(values, rotates, seed)
-    constants = [_constant(site, means) for site in sites]
-    fold.changes = [_change(site, matrix, constant) for site, constant in zip(sites, constants, strict=True)]
-    constants = torch.cat(constants)
+    matrix, constants = _matrix(values, rotates, seed), torch.cat([_constant(site, means) for site in sites])
+    changes = [_change(site, matrix, means) for site in sites]
     for layer in readers:
         inverse = _inverse(layer, np.sort(values, 0), matrix, constants.view(values.shape))
         if inverse is None:
             return None
-        fold.changes.append((site_of(layer, False), *inverse))
-    return fold if rotates or constants.any() else None
+        changes.append((site_of(layer, False), *inverse))
+    return AttentionFold(changes) if rotates or constants.any() else None
 
 
 def _inverse(layer: Layer, values: Numbers, matrix: Tensor, constants: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -104,17 +100,14 @@ def _scores_fold(trace: Trace, plan: FoldPlan, keys: Numbers, queries: Numbers, 
     rotates = rotates and query_sites is not None
     matrix = _matrix(keys, rotates, seed)
     is_read = trace.scores_read & set(unique_keys.flatten().tolist())
-    constants = [_constant(site, {} if is_read else means) for site in key_sites]
-    fold = AttentionFold(key_sites[0].layer)
-    fold.changes = [_change(site, matrix, constant) for site, constant in zip(key_sites, constants, strict=True)]
-    fold.changes += [_change(site, matrix, torch.zeros(site.rows[1] - site.rows[0]).double())
-                     for site in (query_sites if rotates else ())]
-    return fold if rotates or torch.cat(constants).any() else None
+    changes = [_change(site, matrix, {} if is_read else means) for site in key_sites]
+    changes += [_change(site, matrix, {}) for site in (query_sites if rotates else ())]
+    return AttentionFold(changes) if rotates or any(shift.any() for _, _, shift in changes) else None
 
 
-def _change(site: Site, matrix: Tensor, constant: Tensor) -> tuple[Site, Tensor, Tensor]:
+def _change(site: Site, matrix: Tensor, means: Mapping[str, Tensor]) -> tuple[Site, Tensor, Tensor]:
     """`x' = M (x - c)` for each head of a layer."""
-    return site, matrix, -(constant.view(-1, len(matrix)) @ matrix.mT).flatten()
+    return site, matrix, -(_constant(site, means).view(-1, len(matrix)) @ matrix.mT).flatten()
 
 
 def _matrix(heads: Numbers, rotates: bool, seed: int) -> Tensor:

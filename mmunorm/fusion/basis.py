@@ -1,9 +1,8 @@
 """How each norm is folded, and the basis of rotated residual streams.
 
 Of a LayerNorm, gamma and beta fold into the layers that read it: `W' = W diag(gamma)`, `b' = b + W beta`. If zeros of
-padding are among its tokens, `b` stays, and 1 is added to all channels of the norm that is left, whose sum is 0
-otherwise. With `1` the vector of ones, `W' = W (diag(gamma) (I - 11'/C) + beta 1'/C)` then is the same for tokens, and
-leaves zeros what they are.
+padding are among its tokens, `b` stays, and the vector of ones `1` is added to what is left of the norm:
+`W' = W (diag(gamma) (I - 11'/C) + beta 1'/C)` then is the same for tokens, and leaves zeros what they are.
 
 A rotated stream computes `x' = Q x` with an orthogonal Q `(C, C)`. If `Q 1 = 1`, a rotation commutes with a LayerNorm
 without gamma and beta, also over several tokens side by side: `LN(Q x) = Q LN(x)`. Q is folded into what writes the
@@ -60,25 +59,23 @@ def _hadamard(width: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Rotation(StreamBasis):
-    """The rotation of a residual stream."""
+class Rotation:
+    """A residual stream and its new basis."""
     stream: Stream
+    new: StreamBasis
 
     @property
     def writing(self) -> Tensor:
         """The matrix for what writes the stream, `(C, C)`."""
-        return self.basis - self.is_centered / self.stream.width  # Q (I - 11'/C), as Q 1 = 1
+        return self.new.basis - self.new.is_centered / self.stream.width  # Q (I - 11'/C), as Q 1 = 1
 
     def reading(self, reader: Reader) -> Tensor:
         """The matrix for a reader's input, `(k C, k C)` of k tokens side by side."""
-        width = self.stream.width
-        if reader.channels == tuple(range(width)):
-            return self.basis.mT
+        if reader.channels == tuple(range(self.stream.width)):
+            return self.new.basis.mT
         channels = torch.tensor(reader.channels)
-        token = torch.zeros_like(channels)  # which of the k tokens each channel is of
-        for channel in range(width):
-            token[channels == channel] = torch.arange(len(channels) // width)
-        return torch.where(token[:, None] == token, self.basis[channels][:, channels].mT, 0.)
+        token = (channels[:, None] == channels).tril(-1).sum(1)  # which of the k tokens each channel is of
+        return torch.where(token[:, None] == token, self.new.basis[channels][:, channels].mT, 0.)
 
 
 def rotation_of(plan: FoldPlan, stream: Stream, seed: int) -> Rotation | Obstacle:
@@ -102,7 +99,7 @@ def rotation_of(plan: FoldPlan, stream: Stream, seed: int) -> Rotation | Obstacl
                       and len(reader.channels) == stream.width for reader in stream.readers)
     order = {name: number for number, name in enumerate(plan.chains)}
     norms = sorted(stream.norms, key=lambda name: order.get(name, len(order)))
-    return Rotation(norms, rotation(stream.width, seed), is_centered, stream)
+    return Rotation(stream, StreamBasis(norms, rotation(stream.width, seed), is_centered))
 
 
 def _reader_obstacle(plan: FoldPlan, stream: Stream, reader: Reader) -> Obstacle | None:
@@ -117,9 +114,7 @@ def _reader_obstacle(plan: FoldPlan, stream: Stream, reader: Reader) -> Obstacle
     if any(site.after for site in fold.sites) or fold.joint is not None:
         return Obstacle('parts', name)
     for site in fold.sites if not fold.obstacle else ():
-        layer = plan.modules[site.layer]
-        if not reads_whole_tokens(site, len(reader.channels), layer) or (
-                getattr(layer, site.weight).shape[1] % len(reader.channels)):
+        if not reads_whole_tokens(site, len(reader.channels), plan.modules[site.layer]):
             return Obstacle('parts', site.layer)
     if fold.pads and zero_token(*plan.affines[name]).marker >= 0:
         return Obstacle('marker', name)
@@ -135,13 +130,13 @@ class NewNorm:
     linear: Affine | None = None  # weight and bias of the linear layer that follows
 
 
-def new_norms(plan: FoldPlan, rotations: list[Rotation]) -> dict[str, NewNorm]:
+def new_norms(plan: FoldPlan) -> dict[str, NewNorm]:
     """By name, how each norm of the plan is folded."""
     affines, new_by_name = dict(plan.affines), {}
     for joint in plan.joints:
         if not joint.obstacle:
             affines.update(joint.affines(plan))
-    readings = {reader.name: (rotation, rotation.reading(reader)) for rotation in rotations
+    readings = {reader.name: (rotation, rotation.reading(reader)) for rotation in plan.rotations
                 for reader in rotation.stream.readers if reader.is_norm}
     for fold in plan.folds.values():
         if fold.norm not in affines:
@@ -150,7 +145,7 @@ def new_norms(plan: FoldPlan, rotations: list[Rotation]) -> dict[str, NewNorm]:
         statistic, (rotated, reading) = statistic_of(plan.norms[fold.norm]), readings.get(fold.norm, (None, None))
         new = new_by_name[fold.norm] = NewNorm((scale, shift))
         if statistic and (not fold.obstacle or rotated):
-            new.left = _left(plan, fold, statistic, rotated is not None and rotated.is_centered)
+            new.left = _left(plan, fold, statistic, rotated is not None and rotated.new.is_centered)
         if reading is not None:
             if fold.pads:
                 new.fill = zero_token(scale, shift)
@@ -163,7 +158,7 @@ def new_norms(plan: FoldPlan, rotations: list[Rotation]) -> dict[str, NewNorm]:
             scale, shift = new.affine
             matrix = torch.diag(scale) if scale.dim() == 1 else scale
             new.affine = matrix - matrix.mean(1, keepdim=True) + shift[:, None] / len(shift), torch.zeros_like(shift)
-    for rotation in rotations:
+    for rotation in plan.rotations:
         for writer in rotation.stream.writers:
             if writer.kind == 'norm':
                 new, fold = new_by_name[writer.name], plan.folds[writer.name]
@@ -171,16 +166,12 @@ def new_norms(plan: FoldPlan, rotations: list[Rotation]) -> dict[str, NewNorm]:
                 scale = torch.diag(scale) if scale.dim() == 1 else scale
                 new.linear = rotation.writing @ scale, rotation.writing @ shift
                 new.left = new.left or _left(plan, fold, statistic_of(plan.norms[writer.name]), False)
-    for new in new_by_name.values():
-        if new.linear is not None:
-            new.left['linear'] = True
     return new_by_name
 
 
 def _left(plan: FoldPlan, fold: Fold, statistic: str, is_centered: bool) -> dict:
     norm = plan.norms[fold.norm]
-    note, is_map = dict(width=len(plan.affines[fold.norm][1]), eps=norm.eps, linear=False), is_channels_first(norm)
+    note = dict(width=len(plan.affines[fold.norm][1]), eps=norm.eps, channels_first=is_channels_first(norm))
     if statistic == 'mean_square':
-        return dict(note, kind='rms_norm', channels_first=is_map)
-    return dict(note, kind='layer_norm_2d' if is_map else 'layer_norm', is_centered=is_centered,
-                is_padded=fold.is_padded and not fold.obstacle)
+        return dict(note, kind='rms_norm')
+    return dict(note, kind='layer_norm', is_centered=is_centered, is_padded=fold.is_padded and not fold.obstacle)

@@ -6,15 +6,16 @@ from dataclasses import replace
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..registry import is_missing
+from ..registry import MISSING
 from .folds import Fold, JointFold, Site
 from .norms import Affine, statistic_of
 from .obstacles import Obstacle
 from .padding import zero_token
 from .plan import FoldPlan, call_obstacle
 
+# Those of plain linear layers and convolutions.
 _LAYERS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
-if not is_missing('mmengine', 'mmcv'):
+if not {'mmengine', 'mmcv'} & MISSING.keys():
     from mmcv.cnn.bricks import wrappers
     _LAYERS += (wrappers.Linear.forward, wrappers.Conv2d.forward, wrappers.Conv3d.forward)
 
@@ -37,12 +38,9 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> Obstacle | None:
         if isinstance(weight, nn.Parameter) and type(weight) is not nn.Parameter:
             return Obstacle('weight type', site.layer, type(weight).__name__)
         # A matrix, or a LayerNorm whose layer marks padded tokens, takes all channels.
-        is_whole = site.channels == tuple(range(len(shift))) and weight.shape[1] == len(shift)
-        if scale.dim() > 1 and (site.after or not is_whole):
-            return Obstacle('mixes channels', site.layer)
-        if fold.is_padded and not reads_whole_tokens(site, len(shift), layer):
-            return Obstacle('parts of a padded norm', site.layer)
-        if site.layer not in fold.copied and (held := held_elsewhere(site.layer, plan)):
+        if (scale.dim() > 1 or fold.is_padded) and not reads_whole_tokens(site, len(shift), layer):
+            return Obstacle('mixes channels' if scale.dim() > 1 else 'parts of a padded norm', site.layer)
+        if site.layer not in fold.copied and (held := plan.held_elsewhere(site.layer)):
             return Obstacle('neighbor held', site.layer, cause=held)
     if scale.dim() > 1 and (fold.pads or fold.joint is not None):
         return Obstacle('mixes and pads')
@@ -51,8 +49,8 @@ def _obstacle(fold: Fold, plan: FoldPlan) -> Obstacle | None:
 
 def reads_whole_tokens(site: Site, width: int, layer: nn.Module) -> bool:
     """Whether a layer reads all channels of a norm, once or several times side by side."""
-    times = 1 if site.channels is None else len(site.channels) // width
-    return getattr(layer, 'groups', 1) == 1 and site.channels in (None, times * tuple(range(width)))
+    times = getattr(layer, site.weight).shape[1] // width
+    return not site.after and getattr(layer, 'groups', 1) == 1 and site.channels == times * tuple(range(width))
 
 
 def _fill_obstacle(fold: Fold, plan: FoldPlan, affine: Affine) -> Obstacle | None:
@@ -73,7 +71,7 @@ def _joint_obstacle(plan: FoldPlan, joint: JointFold) -> Obstacle | None:
         if plan.folds[norm].obstacle:
             return Obstacle('joint', norm, cause=plan.folds[norm].obstacle)
         if statistic_of(plan.norms[norm]):
-            return Obstacle('joint online', norm)
+            return Obstacle('joint', norm, cause=Obstacle('online', type(plan.norms[norm]).__name__))
     if obstacle := joint.check(plan):
         return obstacle
     affines = joint.affines(plan)
@@ -84,21 +82,9 @@ def _joint_obstacle(plan: FoldPlan, joint: JointFold) -> Obstacle | None:
 def layer_obstacle(name: str, plan: FoldPlan) -> Obstacle | None:
     """Why another output cannot be folded into the layer `name`, or None."""
     layer = plan.modules[name]
-    if not is_layer(layer):
+    if type(layer).forward not in _LAYERS:
         return Obstacle('no layer', type(layer).__name__, owner=name)
     if parametrize.is_parametrized(layer):
         return Obstacle('parametrized', owner=name)
-    obstacle = call_obstacle(layer) or held_elsewhere(name, plan)
+    obstacle = call_obstacle(layer) or plan.held_elsewhere(name)
     return obstacle and replace(obstacle, owner=name)
-
-
-def held_elsewhere(name: str, plan: FoldPlan) -> Obstacle | None:
-    """What else holds the weights of the layer or norm `name`, or None."""
-    if shared := plan.owners.others(name, plan.modules[name]):
-        return Obstacle('shared', shared)
-    return plan.merge_obstacle(name)
-
-
-def is_layer(module: nn.Module) -> bool:
-    """Whether a module is a plain linear layer or convolution."""
-    return type(module).forward in _LAYERS

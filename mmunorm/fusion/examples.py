@@ -20,7 +20,6 @@ class Run:
     """One call of a model."""
     example: Tensor | tuple | dict | Callable
     is_required: bool = True  # whether it must succeed
-    is_enough: bool = False  # whether no other run is needed after it succeeds
 
     def with_hidden_states(self) -> Run:
         """The same call of a model of transformers, which also returns the tokens between its layers, if it can."""
@@ -42,11 +41,8 @@ class Run:
 
 
 class KeepsPrecision(TorchFunctionMode):
-    """Leaves float64 tensors what they are where a model casts them: position tokens that it resizes in float32, say.
-
-    Layers in float64 take what a model or an example makes in float32. Otherwise two copies in float64 could not be
-    compared.
-    """
+    """Leaves float64 tensors what they are where a model casts them, such as position tokens that it resizes, and lets
+    layers in float64 take what is made in float32. Otherwise two copies in float64 could not be compared."""
     _CASTS = frozenset(['to', 'float', 'half', 'bfloat16', 'type', 'type_as'])
     _LAYERS = frozenset([F.linear, F.conv1d, F.conv2d, F.conv3d])
 
@@ -63,7 +59,7 @@ class KeepsPrecision(TorchFunctionMode):
 def runs_of(example) -> list[Run]:
     """The runs for an example of :func:`mmunorm.fuse_norms`. Raises a TypeError if it is of another type."""
     if isinstance(example, Example):
-        return [Run(call, is_required=False, is_enough=True) for call in example.runs]
+        return [Run(call, is_required=False) for call in example.runs]
     examples = example if isinstance(example, list) else [example]
     if not examples:
         raise TypeError('example: the list is empty')

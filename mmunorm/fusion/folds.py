@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -17,17 +17,11 @@ if TYPE_CHECKING:
 Pad = Callable[[nn.Module, Fill], nn.Module]
 
 
-class Use(NamedTuple):
-    """What consumes a channel: a key of `mmunorm.fusion.obstacles.TEXTS`, and where."""
-    code: str
-    part: str = ''  # the function, layer or norm
-    detail: str = ''
+@dataclass(frozen=True)
+class Use(Obstacle):
+    """What consumes a channel: `part` is the function, layer or norm."""
     inside: str = ''  # the module whose forward consumes it
     norm: str = ''  # the norm that consumes it
-
-    @property
-    def obstacle(self) -> Obstacle:
-        return Obstacle(self.code, self.part, self.detail)
 
 
 @dataclass(frozen=True)
@@ -61,21 +55,15 @@ class Fold:
     norms_after: list[str] = field(default_factory=list)  # other norms that consume it, in a joint fold
     copied: list[str] = field(default_factory=list)  # layers that get a copy of their shared weight
     obstacle: Obstacle | None = None
-    before: Obstacle | None = None  # why it does not fold into the layers before it, either
     beyond_float16: bool = False  # whether its padding token is too large for float16
     left: str = ''  # what stays of a LayerNorm or RMSNorm that is folded in part
     not_rotated: Obstacle | None = None  # why the residual stream that it reads is not rotated, if that was asked for
 
     @property
-    def why_left(self) -> str:
-        """Why the residual stream that it reads is not rotated, or ''."""
-        return str(self.not_rotated or '')
-
-    @property
     def where(self) -> str:
         """Where the norm was folded, or why it was kept."""
         if self.obstacle:
-            return '; '.join(map(str, filter(None, (self.obstacle, self.before))))
+            return str(self.obstacle)
         if not self.sites:
             return ', '.join(self.norms_after)
         layers = ', '.join(dict.fromkeys(site.layer for site in self.sites))
@@ -136,14 +124,10 @@ class Writer:
 
 @dataclass
 class Reader:
-    """A norm, or a linear layer without a norm before it, that reads a residual stream.
-
-    `channels` are, for each channel of its input, the channel of the stream; those of several tokens if it reads
-    tokens side by side.
-    """
+    """A norm, or a linear layer without a norm before it, that reads a residual stream."""
     name: str
     is_norm: bool
-    channels: tuple[int, ...]
+    channels: tuple[int, ...]  # that it reads, in order; each several times if it reads several tokens side by side
     site: Site | None = None  # of a layer
 
 

@@ -22,7 +22,6 @@ from .plan import FoldPlan
 from .record import Trace
 from .report import PLAIN, FusionReport, by_reason
 from .rewrite import apply
-from .rules import check_names
 from .scopes import hugging_face_models
 from .streams import find_streams
 from .targets import fold_of
@@ -41,21 +40,14 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
                rotate: str | None = None, calibration: Tensor | Iterable | Callable | None = None) -> FusionReport:
     """Folds the norms of `model` into the adjacent layers, in place: offline norms whole, of LayerNorms the weights.
 
-    Offline norms are those of mmunorm, every other norm with `affine()`, and torch's BatchNorm, frozen or not. They are
-    folded whole (Algorithm 1). Of a LayerNorm or RMSNorm, gamma and beta fold into the layers that consume it; the same
-    norm without weights is left. Nothing is trained: the function of the model stays the same.
+    Offline norms are those of mmunorm, every other norm with `affine()`, and torch's BatchNorm, frozen or not
+    (Algorithm 1). Of a LayerNorm or RMSNorm, gamma and beta fold into the layers that consume it; the same norm without
+    weights is left. The function of the model stays the same: before it is changed, a folded copy is compared with it
+    on an example, and norms that cannot be folded exactly are kept. Layers get new tensors: an optimizer or a
+    state_dict keeps the old ones. Folding a folded model changes nothing.
 
-    The model is run on an example to find the consumers of each norm, and what writes and reads each residual stream.
-    Before the model is changed, a folded copy is verified to compute the same outputs. Norms that cannot be folded
-    exactly are kept. Folding a folded model changes nothing. Layers get new tensors: who holds the old
-    ones, such as an optimizer or a state_dict, keeps them.
-
-    For INT8, `rotate` and `calibration` rewrite a model without one operator more: a rotation of the residual streams
-    and of attention's heads spreads large channels over all, and keys and values minus a constant need less of a range.
-
-    Parts of a folded model may return other features than before: a classifier's features before its head lack gamma
-    and beta of a norm that was folded into the head, and tokens of a rotated stream are in another basis. Calling such
-    a part alone is an error, unless an example does: see `mmunorm.fusion.scopes`. `report.streams` has the way back.
+    Tokens between the layers of a folded model may lack a norm, or be in another basis. So calling a part of it that
+    returns them is an error, unless an example does: see `mmunorm.fusion.scopes`. `report.streams` has the way back.
 
     Args:
         model (nn.Module): a model in eval mode. Pass the whole model to fold its last norms into its head or neck.
@@ -66,12 +58,13 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
             holds for all inputs of the code paths that the examples take: pass one example for each. Defaults to None,
             which works for whole models of mmdet, mmpretrain, timm and mmunorm. Norms of other models are kept.
         layer_norms (str): whether LayerNorms and RMSNorms are folded: 'exact', or 'keep'. Defaults to 'exact'.
-        rotate (str, optional): 'hadamard' rotates the residual streams, those whose norms are offline, too, and the
-            heads of attentions. A LayerScale before such a stream is folded into the layer before it. Defaults to None:
-            each token stays what it is.
-        calibration: images with which the mean of keys and values is measured, to subtract it: a batch as the model
-            takes it, an iterable of batches or of tuples that begin with one, of which the first 512 images count, or
-            a function that takes a model and runs it on them. Defaults to None: keys and values stay.
+        rotate (str, optional): 'hadamard' rotates the residual streams and the heads of attentions, which spreads large
+            channels over all for INT8. A LayerScale before such a stream is folded into the layer before it. Defaults
+            to None: each token stays what it is.
+        calibration: images with which the mean of keys and values is measured, to subtract it, so that they need less
+            of a range in INT8: a batch as the model takes it, an iterable of batches or of tuples that begin with one,
+            of which the first 512 images count, or a function that takes a model and runs it on them. Defaults to None:
+            keys and values stay.
 
     Returns:
         FusionReport: where each norm was folded or why it was kept, and the largest difference on the example.
@@ -80,7 +73,6 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
         ValueError: `model` or a part of it is in training mode, or `layer_norms` or `rotate` is none of the above.
         TypeError: `model` is not a module, or `example` is of another type.
         RuntimeError: the model does not run on `example`, or cannot be copied.
-        NameError: a fold rule names a class that does not exist.
         NotFoldedError: `strict` is set and norms cannot be folded; lists them. `model` is unchanged.
         NotExactError: the outputs of two copies differ on `example` before a norm is folded, or are NaN. `model` is
             unchanged.
@@ -94,7 +86,6 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
         # Not torch.compile's wrapper: in torch 2.4, `eval()` does not change its flag.
         if module.training and not hasattr(module, '_orig_mod'):
             raise ValueError(f"model: {name or 'it'} is in training mode; call model.eval() first")
-    check_names()
     model = unwrapped(model)
     with uncompiled(model):
         plan = FoldPlan(model, layer_norms)
@@ -120,9 +111,9 @@ def fuse_norms(model: nn.Module, strict: bool = False, example=None, layer_norms
         return FusionReport(
             folded=tuple(fold for fold in folds if not fold.obstacle and not fold.left),
             reduced=tuple(fold for fold in folds if fold.left),
-            kept=tuple(fold for fold in folds if fold.obstacle and not fold.left), difference=difference,
-            streams=tuple(plan.rotations), attentions=len(plan.attentions), rounding=rounding, unseen=unseen,
-            notes=notes)
+            kept=tuple(fold for fold in folds if fold.obstacle and not fold.left),
+            streams=tuple(rotation.new for rotation in plan.rotations), attentions=len(plan.attentions),
+            difference=difference, rounding=rounding, unseen=unseen, notes=notes)
 
 
 def _find(plan: FoldPlan, example, rotate: str | None) -> tuple[Trace | None, list[Run], torch.dtype | None]:
@@ -131,10 +122,9 @@ def _find(plan: FoldPlan, example, rotate: str | None) -> tuple[Trace | None, li
     if not rotate and hugging_face_models(plan.model):
         runs += [run.with_hidden_states() for run in runs if isinstance(run.example, (Tensor, dict))]
     why = Obstacle('no example', kind)
-    size = sum(parameter.numel() for parameter in plan.model.parameters())
-    for dtype in (torch.float64, None) if runs and (plan.affines or plan.joints) else ():
-        if dtype is not None and size > _LARGEST_MODEL:
-            continue
+    is_large = sum(parameter.numel() for parameter in plan.model.parameters()) > _LARGEST_MODEL
+    dtypes = (None, ) if is_large else (torch.float64, None)
+    for dtype in dtypes if runs and (plan.affines or plan.joints) else ():
         with suppress(RuntimeError) if dtype is not None else nullcontext():  # not all models run in float64
             seen, succeeded, error = trace(lambda dtype=dtype: copy_of(plan.model, dtype), plan, runs, dtype)
             if succeeded:
@@ -162,10 +152,10 @@ def _find_rewritings(plan: FoldPlan, seen: Trace, dtype: torch.dtype | None, rot
         reasons = dict.fromkeys((name for name, norm in plan.norms.items() if statistic_of(norm)),
                                 Obstacle('no stream' if dtype else 'no float64'))
         for number, stream in enumerate(find_streams(seen, plan) if dtype else ()):
-            rotation = rotation_of(plan, stream, number)
-            if not isinstance(rotation, Obstacle):
-                plan.rotations.append(rotation)
-            reasons.update(dict.fromkeys(stream.norms, rotation if isinstance(rotation, Obstacle) else None))
+            found = rotation_of(plan, stream, number)
+            obstacle = found if isinstance(found, Obstacle) else None
+            plan.rotations += [] if obstacle else [found]
+            reasons.update(dict.fromkeys(stream.norms, obstacle))
         for fold in plan.folds.values():
             fold.not_rotated = reasons.get(fold.norm)
     if dtype and (rotate or means):
@@ -177,16 +167,15 @@ def _means(plan: FoldPlan, calibration: Tensor | Iterable | Callable) -> dict[st
     """The mean outputs of the model's linear layers for these images."""
     model, like = copy_of(plan.model), next(plan.model.parameters())
     measured, number = OutputMeans(model), 0
-    if callable(calibration):
-        with measured:
+    with measured:
+        if callable(calibration):
             calibration(model)
-        return measured.means()
-    for batch in [calibration] if isinstance(calibration, Tensor) else calibration:
-        batch = batch[0] if isinstance(batch, (tuple, list)) else batch
-        with measured:
+            return measured.means()
+        for batch in [calibration] if isinstance(calibration, Tensor) else calibration:
+            batch = batch[0] if isinstance(batch, (tuple, list)) else batch
             model(batch.to(like))
-        if (number := number + len(batch)) >= _MOST_IMAGES:
-            break
+            if (number := number + len(batch)) >= _MOST_IMAGES:
+                break
     return measured.means()
 
 

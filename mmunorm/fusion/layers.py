@@ -79,17 +79,6 @@ class FoldedNorm(Folded, nn.Identity):
         return x
 
 
-class FoldedNormAct(FoldedNorm):
-    """Replaces a folded norm of timm that includes an activation, which is kept."""
-
-    def __init__(self, added: Sequence[str], norm: nn.Module):
-        super().__init__(added, norm.running_var)
-        self.drop, self.act = norm.drop, norm.act
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.drop(x))
-
-
 class FoldedLayerNorm(Folded, nn.LayerNorm):
     """What is left of a LayerNorm: `(x - mean) / sqrt(variance + eps)` for each token, without gamma and beta.
 
@@ -99,23 +88,30 @@ class FoldedLayerNorm(Folded, nn.LayerNorm):
         is_centered (bool): whether the mean of each token is 0 already. Defaults to False.
         is_padded (bool): whether zeros are put between the tokens of the output, which the next layer has to tell from
             them: 1 is added to each channel, whose sum is 0 otherwise. Defaults to False.
+        channels_first (bool): whether the input is maps `(N, C, H, W)`. Defaults to False.
         linear (bool): whether a linear layer `(C, C)` follows, where the output of the norm is read as it was. Defaults
             to False.
         added, like: as for :class:`Folded`.
     """
 
     def __init__(self, width: int, eps: float, is_centered: bool = False, is_padded: bool = False,
-                 linear: bool = False, added: Sequence[str] = (), like: Tensor | None = None):
+                 channels_first: bool = False, linear: bool = False, added: Sequence[str] = (),
+                 like: Tensor | None = None):
         super().__init__(width, eps, elementwise_affine=False)
         self._mark(width, added, like)
-        self.is_centered, self.is_padded = is_centered, is_padded
+        self.is_centered, self.is_padded, self.channels_first = is_centered, is_padded, channels_first
         if is_padded:
             self.bias.fill_(1)
         self.linear = nn.Linear(width, width) if linear else None
         self.to(self.weight)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`(..., C)`; returns the same shape and dtype."""
+    def forward(self, x: Tensor, data_format: str = 'channel_first') -> Tensor:
+        """`(..., C)`; returns the same shape and dtype.
+
+        `(N, C, H, W)` if `channels_first`, unless `data_format` is 'channel_last', as mmpretrain calls its LN2d.
+        """
+        is_map = self.channels_first and data_format == 'channel_first'
+        x = x.movedim(1, -1) if is_map else x
         is_eager = False
         if not torch.jit.is_scripting():
             check_scope(self, x)
@@ -125,18 +121,9 @@ class FoldedLayerNorm(Folded, nn.LayerNorm):
             x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         else:
             x = F.layer_norm(x, self.normalized_shape, None, None, self.eps)
-        return x if self.linear is None else self.linear(x)
-
-
-class FoldedLayerNorm2d(FoldedLayerNorm):
-    """The same for maps `(N, C, H, W)`."""
-    channels_first = True
-
-    def forward(self, x: Tensor, data_format: str = 'channel_first') -> Tensor:
-        """`(N, C, H, W)`, or with `data_format='channel_last'` `(N, H, W, C)`, as mmpretrain's LN2d."""
-        if data_format == 'channel_last':
-            return super().forward(x)
-        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+        if self.linear is not None:
+            x = self.linear(x)
+        return x.movedim(-1, 1) if is_map else x
 
 
 class FoldedRMSNorm(Folded):
@@ -170,8 +157,7 @@ class FoldedRMSNorm(Folded):
         return x.movedim(-1, 1) if self.channels_first else x
 
 
-_KINDS = dict(identity=FoldedNorm, layer_norm=FoldedLayerNorm, layer_norm_2d=FoldedLayerNorm2d,
-              rms_norm=FoldedRMSNorm)
+_KINDS = dict(identity=FoldedNorm, layer_norm=FoldedLayerNorm, rms_norm=FoldedRMSNorm)
 
 
 def built(kind: str, added: Sequence[str] = (), like: Tensor | None = None, **arguments) -> Folded:

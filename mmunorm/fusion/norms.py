@@ -14,11 +14,6 @@ Affine = tuple[Tensor, Tensor]
 _BATCH_NORM = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
-def has_act(norm: nn.Module) -> bool:
-    """Whether `norm` is timm's BatchNorm with an activation after it."""
-    return f'{type(norm).__module__}.{type(norm).__qualname__}' == 'timm.layers.norm_act.BatchNormAct2d'
-
-
 def is_frozen(norm: nn.Module) -> bool:
     """Whether `norm` is a frozen BatchNorm, which has only buffers, as in torchvision and transformers' DETR family."""
     return type(norm).__name__.endswith('FrozenBatchNorm2d') and {
@@ -70,6 +65,6 @@ def class_obstacle(norm: nn.Module, layer_norms: str = 'exact') -> Obstacle | No
     if not isinstance(norm, _BatchNorm):
         is_online = isinstance(norm, (_NormBase, *ONLINE_NORMS))
         return Obstacle('online', kind) if is_online else Obstacle('class', kind, 'has no affine()')
-    if type(norm).forward not in _BATCH_NORM and not has_act(norm):
+    if type(norm).forward not in _BATCH_NORM:
         return Obstacle('class', kind, 'overrides the forward of BatchNorm')
     return None if norm.running_var is not None else Obstacle('class', kind, 'has no running statistics')

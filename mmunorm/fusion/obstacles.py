@@ -6,10 +6,9 @@ from dataclasses import dataclass
 # By code. Texts of what consumes a tensor follow 'its output' or the name of a part.
 TEXTS = {
     # What consumes a tensor.
-    'function': 'is consumed by {part}',
+    **dict.fromkeys(('function', 'layer'), 'is consumed by {part}'),
     'norm': 'is consumed by the norm {part}',
     'other norm': 'is consumed by the norm {part} and by another, or as several channels',
-    'layer': 'is consumed by {part}',
     'mixed': 'is consumed by {part} together with other values, such as padding',
     'dimension': 'is consumed by {part} along another dimension than its channels, or averaged with other values',
     'computed weight': 'is consumed by a layer with a computed weight',
@@ -18,19 +17,14 @@ TEXTS = {
     'joined': 'is consumed by {part} together with other values',
     'empty': 'is concatenated with an empty tensor, which may not be empty at another size',
     'maybe padded': 'is padded by 0 at this input size, and may be padded at another',
-    'activation': 'goes through its activation',
     'output': 'is an output of the model, or stored by it',
     'unseen code': 'is consumed by {part}, code that is no Python',
     'nothing': 'is consumed by nothing',
     # Linear functions: they keep a norm from folding, and let a residual stream change its basis.
-    'sum': 'is consumed by {part}',
-    'scale': 'is consumed by {part}',
+    **dict.fromkeys(('sum', 'scale'), 'is consumed by {part}'),
     'layer scale': 'is multiplied by {part}',
     'padding': 'is padded with zeros by {part}',
-    # Attention: 'query', 'key' and 'value' of it.
-    'query': 'is consumed by attention',
-    'key': 'is consumed by attention',
-    'value': 'is consumed by attention',
+    **dict.fromkeys(('query', 'key', 'value'), 'is consumed by attention'),
     # A norm.
     'no example': 'no fold rule can run {part}: pass example=, such as torch.randn(1, 3, 224, 224)',
     'wrong example': '{part} does not run on the example of its fold rule ({detail}); pass another example= to '
@@ -39,7 +33,6 @@ TEXTS = {
     'online': '{part} computes its statistics at inference',
     'kept on request': '{part} computes its statistics at inference; layer_norms="exact" folds the rest of it',
     'strict': '{part} computes its statistics at inference; without strict all but its statistics are folded',
-    'infinite statistics': 'its {part} is not finite; mmunorm.update_norms(model, batches) measures it again',
     'infinite': 'its scale or shift is not finite',
     'shared': '{owner}is shared with {part}',
     'merge': '{owner}is part of {part}, whose merge() would undo the fold; merge it first (peft: merge_and_unload())',
@@ -60,18 +53,11 @@ TEXTS = {
     'padding token': '{detail} cannot represent the padding token that replaces zeros',
     'folded already': 'norms that fold with it are folded already',
     'joint': 'it cannot be folded past {part}: {cause}',
-    'joint online': 'it cannot be folded past {part}, which computes its statistics at inference',
     'no layer': '{owner}is a {part}, not a linear layer or convolution',
     'parametrized': '{owner}has a parametrized weight',
     'other': '{detail}',
-    'left out': 'is left out',
     'differs': '{detail} when it is folded: it has a consumer other than linear layers, another formula than its '
                'affine(), or a wrong fold rule',
-    # Why a norm does not fold into the layers before it, either.
-    'input no layer': 'its input is not only the output of linear layers',
-    'layer shared by norms': 'the layer before it is consumed by another norm, too',
-    'before used': 'the output of {part} before it {cause}, too',
-    'before': '{part} before it {cause}',
     # A residual stream.
     'no float64': 'the model does not run in float64',
     'no stream': 'its input is no sum of outputs',

@@ -3,8 +3,8 @@
 A padded token yields `W @ 0 + b` before folding, and `b + W @ shift` after it. So the folded module pads with the
 token that the norm maps to zero, `-shift / scale`; then `W' @ fill + b' = b`. Where the scale is zero, no such value
 exists: the norm's output is the constant shift, whatever its input. One such channel, the marker, therefore marks
-padded tokens: it is 0 on real tokens and 1 on padded ones. Its weights are `-W @ shift` over all channels that are 0
-in the padding token: those with scale zero, and those whose `-shift / scale` exceeds the range of float16.
+padded tokens: it is 0 on real tokens and 1 on padded ones. Its weights are `-W @ shift` over the channels with scale
+zero, and those whose `-shift / scale` exceeds the range of float16; these are 0 in the padding token.
 """
 from __future__ import annotations
 
@@ -68,10 +68,7 @@ class NeutralPadding(nn.Module):
     """
 
     def must_fill(self, height: int, width: int, window: tuple[int, int]) -> bool:
-        """Whether a map of this size needs :meth:`fill` before it is partitioned into windows.
-
-        True in a trace, which also runs at other sizes.
-        """
+        """Whether a map needs :meth:`fill` before it is partitioned into windows. A trace also runs at other sizes."""
         return torch.jit.is_tracing() or self.marker >= 0 or height % window[0] > 0 or width % window[1] > 0
 
     def fill(self, x: Tensor, window: tuple[int, int]) -> Tensor:

@@ -1,7 +1,6 @@
 """The plan of a model's folding: filled by the steps find and check, then applied."""
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -15,10 +14,7 @@ from .rules import Example, Fills, Pad, facts
 
 
 class FoldPlan:
-    """The modules of a model, its norms with their affine parts, fold rules and folds, all by name.
-
-    The plan of a model also applies to its copies.
-    """
+    """The modules of a model, its norms with their affine parts, fold rules and folds, by name; also of its copies."""
 
     def __init__(self, model: nn.Module, layer_norms: str = 'exact'):
         self.model = model
@@ -47,22 +43,19 @@ class FoldPlan:
 
     def _obstacle(self, name: str, norm: nn.Module) -> Obstacle | None:
         """Stores the affine part of a norm. Returns why it cannot be folded, or None."""
-        if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm) or self.merge_obstacle(name):
+        if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm) or self.held_elsewhere(name):
             return obstacle
-        for buffer in ('running_mean', 'running_var'):  # a scale of an infinite variance is 0, which is finite
-            values = getattr(norm, buffer, None)
-            if values is not None and not values.isfinite().all():
-                return Obstacle('infinite statistics', buffer)
-        if shared := self.owners.others(name, norm):
-            return Obstacle('shared', shared)
         affine = affine_of(norm)
         if not all(value.isfinite().all() for value in affine):
             return Obstacle('infinite')
         self.affines[name] = affine
         return None
 
-    def merge_obstacle(self, name: str) -> Obstacle | None:
-        """Whether a part of the model is in an adapter, which may be merged or taken out later, as those of peft."""
+    def held_elsewhere(self, name: str) -> Obstacle | None:
+        """What else holds the weights of a layer or norm, or None: another part of the model, or an adapter that it is
+        in, which may be merged or taken out later, as those of peft."""
+        if shared := self.owners.others(name):
+            return Obstacle('shared', shared)
         parts = name.split('.')
         for kind in (type(self.modules['.'.join(parts[:i])]) for i in range(len(parts))):
             if callable(getattr(kind, 'merge', None)) and callable(getattr(kind, 'unmerge', None)):
@@ -94,15 +87,14 @@ class Owners:
     """Finds modules that are shared, or whose parameters share memory."""
 
     def __init__(self, model: nn.Module):
-        self._names = defaultdict(list)
-        for name, module in model.named_modules(remove_duplicate=False):
-            self._names[id(module)].append(name)
+        self._modules = dict(model.named_modules(remove_duplicate=False))
         tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
         self._memory = [(name, *_span(tensor)) for name, tensor in tensors if tensor.layout == torch.strided]
 
-    def others(self, name: str, module: nn.Module) -> str:
-        """Another name of the module or of one of its parameters in the model, or ''."""
-        if others := [alias for alias in self._names[id(module)] if alias != name]:
+    def others(self, name: str) -> str:
+        """Another name of a module or of one of its parameters in the model, or ''."""
+        module = self._modules[name]
+        if others := [alias for alias, other in self._modules.items() if other is module and alias != name]:
             return others[0]
         return self.overlapping([join(name, parameter) for parameter, _ in module.named_parameters()])
 

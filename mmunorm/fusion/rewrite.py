@@ -1,9 +1,8 @@
 """Step 4 of folding: the only module that writes to a model. Layers get new tensors, computed in float64."""
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import fields
+from operator import attrgetter
 from os.path import commonprefix
 
 import torch
@@ -11,11 +10,9 @@ from torch import Tensor, nn
 
 from ..compat import forget_compiled_code
 from ..modules import disable_fast_path, refuse_save_pretrained
-from .attention import AttentionFold
 from .basis import NewNorm, Rotation, new_norms
 from .folds import Fold, Site, StreamBasis, Writer, join
-from .layers import NOT_SAVED, Folded, FoldedNorm, FoldedNormAct, built
-from .norms import has_act
+from .layers import NOT_SAVED, Folded, FoldedNorm, built
 from .padding import zero_token
 from .plan import FoldPlan
 from .scopes import hold, refuse_hidden_states, set_scopes
@@ -25,7 +22,7 @@ from .scopes import hold, refuse_hidden_states, set_scopes
 def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
     """Applies a plan in place to its model, or to a copy of it. Returns how each norm is folded, by name."""
     added: list[str] = []
-    new_by_name = new_norms(plan, plan.rotations)
+    new_by_name = new_norms(plan)
     for name, new in new_by_name.items():
         fold = plan.folds[name]
         if not fold.obstacle:
@@ -38,28 +35,22 @@ def apply(plan: FoldPlan, model: nn.Module) -> dict[str, NewNorm]:
     for rotation in plan.rotations:
         added += _rotate(model, rotation)
     for attention in plan.attentions:
-        added += _rewrite_attention(model, attention)
-    held: dict[str, list[str]] = defaultdict(list)  # by the layer that they are folded into
-    for fold in plan.folds.values():
-        for site in fold.sites if not fold.obstacle else ():
-            held[site.layer].append(fold.norm)
+        for site, matrix, shift in attention.changes:
+            added += absorb(model, site, matrix, shift)
     if added:
         next(module for module in model.modules() if isinstance(module, Folded)).added += tuple(dict.fromkeys(added))
-    set_streams(model, plan.rotations)
-    hold(model, held)
+    set_streams(model, [rotation.new for rotation in plan.rotations])
     set_scopes(model, _scopes(plan))
     refuse_save_pretrained(model, lambda part: isinstance(part, Folded), NOT_SAVED)
-    if plan.rotations:
-        refuse_hidden_states(model)
     forget_compiled_code()
     return new_by_name
 
 
 def set_streams(model: nn.Module, streams: Sequence[StreamBasis]) -> None:
-    """Stores the rotated residual streams of a model in their first norms."""
+    """Stores the rotated residual streams of a model in their first norms, and refuses `output_hidden_states`."""
     for stream in streams:
-        plain = StreamBasis(**{field.name: getattr(stream, field.name) for field in fields(StreamBasis)})
-        model.get_submodule(stream.norms[0]).stream = plain
+        model.get_submodule(stream.norms[0]).stream = stream
+        refuse_hidden_states(model)
 
 
 def streams_of(model: nn.Module) -> tuple[StreamBasis, ...]:
@@ -76,6 +67,8 @@ def rewrite(model: nn.Module, fold: Fold, new: NewNorm) -> None:
     fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
     marker = fill if scale.dim() == 1 else None  # a rotated one has none
     added = [name for site in fold.sites for name in absorb(model, site, scale, shift, marker)]
+    for site in fold.sites:
+        hold(model, {site.layer: [fold.norm]})
     for name, pad in fold.pads:
         layer = model.get_submodule(fold.sites[0].layer) if fold.sites else model
         token = fill._replace(value=fill.value.to(next(layer.parameters())))
@@ -84,15 +77,14 @@ def rewrite(model: nn.Module, fold: Fold, new: NewNorm) -> None:
 
 
 def _replace_norm(model: nn.Module, name: str, new: NewNorm, added: Sequence[str]) -> None:
-    """Replaces the norm `name` by what is left of it."""
     norm = model.get_submodule(name)
     tensors = (*norm.parameters(), *norm.buffers(), *model.parameters())
     like = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
     if new.left is None:
-        replacement = FoldedNormAct(added, norm) if has_act(norm) else FoldedNorm(added, like)
+        replacement = FoldedNorm(added, like)
     else:
-        replacement = built(**new.left, added=added, like=like)
-        disable_fast_path(model, [name], quiet=True)
+        replacement = built(**new.left, linear=new.linear is not None, added=added, like=like)
+        disable_fast_path(model, [name])
         if new.linear is not None:
             replacement.linear.weight.copy_(new.linear[0])
             replacement.linear.bias.copy_(new.linear[1])
@@ -127,12 +119,11 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
         scale, shift = torch.where(channels >= 0, scale[channels], 1.), torch.where(channels >= 0, shift[channels], 0.)
     vectors = _biases(model, site)
     if (site.after or scale.dim() > 1) and not shift.any():  # needs no bias
-        vectors = {name: rows for name, rows in vectors.items() if _get(model, name) is not None}
+        vectors = {name: rows for name, rows in vectors.items() if attrgetter(name)(model) is not None}
     added = [name for name in vectors if add_to_state(model, name)]
-    wide = weight.double()
-    trailing = (1, ) * (weight.dim() - 2)
+    name, wide = join(site.layer, site.weight), weight.double()
     if site.after:
-        _set_rows(model, site, _times(scale, wide, 0) if scale.dim() > 1 else wide * scale.view(-1, 1, *trailing))
+        _set_rows(model, name, site.part, _times(scale, wide, 0))
         _change_biases(model, vectors, scale, shift)
         return added
     if scale.dim() > 1:  # the layer may read the norm several times
@@ -141,6 +132,7 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
 
     def times(values: Tensor) -> Tensor:
         """The weight times a value for each of its inputs."""
+        trailing = (1, ) * (weight.dim() - 2)
         return (wide.unflatten(0, (groups, -1)) * values.view(groups, 1, -1, *trailing)).flatten(0, 1)
 
     _change_biases(model, vectors, None, times(shift).flatten(1).sum(1))
@@ -148,21 +140,21 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
     if fill is not None and fill.marker >= 0:
         cancelled = fill.cancelled.to(weight.device)
         folded[:, fill.marker] = -wide[:, cancelled] @ shift[cancelled]
-    _set_rows(model, site, folded)
+    _set_rows(model, name, site.part, folded)
     return added
 
 
-def _times(matrix: Tensor, values: Tensor, axis: int) -> Tensor:
-    """A square matrix times each of the vectors that are side by side along a dimension."""
+def _times(scale: Tensor, values: Tensor, axis: int) -> Tensor:
+    """A scale times the vector along a dimension, or a square matrix times each of those that are side by side."""
     parts = values.movedim(axis, -1)
-    return (parts.unflatten(-1, (-1, len(matrix))) @ matrix.mT).flatten(-2).movedim(-1, axis)
+    parts = parts * scale if scale.dim() < 2 else (parts.unflatten(-1, (-1, len(scale))) @ scale.mT).flatten(-2)
+    return parts.movedim(-1, axis)
 
 
-def _set_rows(model: nn.Module, site: Site, rows: Tensor) -> None:
-    """Writes the rows of a layer into a new tensor for its weight."""
-    name = join(site.layer, site.weight)
-    value = _get(model, name).detach().clone()
-    value[site.part] = rows.to(value.dtype)
+def _set_rows(model: nn.Module, name: str, part: slice | list[int], rows: Tensor) -> None:
+    """Changes a part of a parameter or buffer."""
+    value = attrgetter(name)(model).detach().clone()
+    value[part] = rows.to(value.dtype)
     _set(model, name, value)
 
 
@@ -185,25 +177,18 @@ def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor | 
     """`b' = scale b + shift`, in the vectors that hold parts of b."""
     bias = torch.zeros_like(shift)
     for name, (rows, indices) in vectors.items():
-        bias[rows] = _get(model, name)[indices].double()
+        bias[rows] = attrgetter(name)(model)[indices].double()
     if scale is not None:
-        bias = _times(scale, bias, 0) if scale.dim() > 1 else scale * bias
+        bias = _times(scale, bias, 0)
     bias = bias + shift
     for name, (rows, indices) in vectors.items():
-        value = _get(model, name).detach().clone()
-        value[indices] = bias[rows].to(value.dtype)
-        _set(model, name, value)
-
-
-def _get(model: nn.Module, name: str) -> Tensor | None:
-    owner, _, tensor = name.rpartition('.')
-    return getattr(model.get_submodule(owner), tensor)
+        _set_rows(model, name, indices, bias[rows])
 
 
 def _set(model: nn.Module, name: str, value: Tensor) -> None:
     """Gives a module a new parameter or buffer: others may hold the old one."""
     owner, _, tensor = name.rpartition('.')
-    old = _get(model, name)
+    old = attrgetter(name)(model)
     value = value.to(old)
     setattr(model.get_submodule(owner), tensor,
             nn.Parameter(value, old.requires_grad) if isinstance(old, nn.Parameter) else value)
@@ -237,16 +222,14 @@ def _persist(model: nn.Module, name: str) -> bool:
 # Residual streams.
 
 def _rotate(model: nn.Module, rotation: Rotation) -> list[str]:
-    """Folds a rotation into what writes the stream, and into the layers that read it without a norm.
-
-    Returns the names of buffers that were not persistent.
-    """
+    """Folds a rotation into what writes the stream, and into the layers that read it without a norm; returns as
+    `absorb`."""
     added = []
     zero = torch.zeros(rotation.stream.width, dtype=torch.float64)
     for writer in rotation.stream.writers:
         if writer.kind == 'token':
             added += [writer.name] * _persist(model, writer.name)
-            token = _get(model, writer.name)
+            token = attrgetter(writer.name)(model)
             wide = token.double().movedim(writer.axis, -1) @ rotation.writing.mT.to(token.device)
             _set(model, writer.name, wide.movedim(-1, writer.axis).contiguous())
         elif writer.kind == 'layer':
@@ -263,7 +246,7 @@ def _rotate(model: nn.Module, rotation: Rotation) -> list[str]:
 def _take_scale(model: nn.Module, writer: Writer) -> Tensor:
     """Returns the values of a LayerScale, which becomes 1; its module is removed if it does nothing else."""
     owner, _, _ = writer.scale.rpartition('.')
-    scale = _get(model, writer.scale)
+    scale = attrgetter(writer.scale)(model)
     values = scale.detach().double().flatten().cpu()
     _set(model, writer.scale, torch.ones_like(scale))
     if owner and is_layer_scale(model.get_submodule(owner)):
@@ -273,22 +256,15 @@ def _take_scale(model: nn.Module, writer: Writer) -> Tensor:
 
 def is_layer_scale(module: nn.Module | None) -> bool:
     """Whether a module does nothing but multiply the channels of a token by its only parameter."""
-    if module is None or list(module.children()) or list(module.buffers()):
+    parameters = [] if module is None else list(module.parameters())
+    if len(parameters) != 1 or parameters[0].dim() != 1 or list(module.children()) or list(module.buffers()):
         return False
-    scales = [parameter for parameter in module.parameters() if parameter.dim() == 1]
-    if len(scales) != 1 or len(list(module.parameters())) > 1:
-        return False
-    scale = scales[0].detach()
+    scale = parameters[0].detach()
     x = torch.randn(2, len(scale), dtype=scale.dtype, device=scale.device)
     try:
         return torch.equal(module(x.clone()), x * scale)
     except Exception:
         return False
-
-
-def _rewrite_attention(model: nn.Module, attention: AttentionFold) -> list[str]:
-    """Folds matrices and constants into the layers of queries, keys and values, and those that read the values."""
-    return [name for site, matrix, shift in attention.changes for name in absorb(model, site, matrix, shift)]
 
 
 # Scopes.

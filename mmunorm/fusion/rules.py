@@ -5,7 +5,6 @@ model, how to fill zero padding, and which norms fold jointly, by the names of s
 """
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -27,10 +26,8 @@ class Example:
 
 @dataclass(frozen=True)
 class Fills:
-    """The module pads its input with zeros; `pad(module, fill)` returns one that pads with another token.
-
-    `fill` is a :class:`mmunorm.fusion.padding.Fill`.
-    """
+    """The module pads its input with zeros; `pad(module, fill)` returns one that pads with another token, of the class
+    :class:`mmunorm.fusion.padding.Fill`."""
     pad: Pad
 
 
@@ -43,14 +40,9 @@ _RULES: dict[type[nn.Module] | str, tuple[Rule, tuple[str, ...]]] = {}
 def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forward', )) -> Callable[[Rule], Rule]:
     """Registers a function as the fold rule of one or more module classes.
 
-    The rule of a class also applies to subclasses that override none of `methods`; the rule of the nearest class wins.
-    It does not apply to an instance whose `methods` have been replaced. For a custom model::
-
-        from mmunorm.fusion import Example, fold_rule
-
-        @fold_rule(MyDetector)
-        def my_detector(model):
-            yield Example(lambda model: model.extract_feat(torch.randn(1, 3, 64, 64)))
+    The function takes a module and returns its facts. The rule of a class also applies to subclasses that override none
+    of `methods`; the rule of the nearest class wins. It does not apply to an instance whose `methods` have been
+    replaced.
 
     Args:
         *classes: classes, or their full names such as 'timm.models.swin_transformer.PatchMerging', so that
@@ -58,8 +50,7 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
         methods: the methods that the rule describes. Defaults to `('forward', )`.
 
     Raises:
-        TypeError: one of `classes` is neither a module class nor a full name. If a full name does not exist,
-            :func:`mmunorm.fuse_norms` raises a NameError once its module is imported.
+        TypeError: one of `classes` is neither a module class nor a full name.
     """
     for cls in classes:
         is_class = isinstance(cls, type) and issubclass(cls, nn.Module)
@@ -71,15 +62,6 @@ def fold_rule(*classes: type[nn.Module] | str, methods: tuple[str, ...] = ('forw
         return rule
 
     return register
-
-
-def check_names() -> None:
-    """Raises a NameError if the module of a rule's class is imported and the class does not exist."""
-    for name, (rule, _) in _RULES.items():
-        module, _, last = str(name).rpartition('.')
-        if isinstance(name, str) and module in sys.modules and not hasattr(sys.modules[module], last):
-            raise NameError(f'the fold rule {rule.__name__} ({rule.__module__}) is for {name}, and there is no such '
-                            'class')
 
 
 def facts(module: nn.Module) -> list[Fact]:

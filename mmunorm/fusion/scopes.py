@@ -60,13 +60,12 @@ class _Scriptable:
 
     def __call__(self) -> nn.Module:
         module = copy.copy(self.module)
-        vars(module).update(_modules=dict(module._modules), _forward_pre_hooks=type(module._forward_pre_hooks)(),
-                            _forward_hooks=type(module._forward_hooks)())
-        for name in ('_forward_pre_hooks', '_forward_hooks'):
-            kept = vars(module)[name]
-            kept.update((key, hook) for key, hook in vars(self.module)[name].items()
-                        if not isinstance(getattr(hook, '__self__', None), Scope))
         del vars(module)['__prepare_scriptable__']
+        vars(module)['_modules'] = dict(module._modules)
+        for name in ('_forward_pre_hooks', '_forward_hooks'):
+            vars(module)[name] = type(vars(module)[name])(
+                (key, hook) for key, hook in vars(module)[name].items()
+                if not isinstance(getattr(hook, '__self__', None), Scope))
         return module
 
 
@@ -145,7 +144,7 @@ def check_scope(norm: nn.Module, x) -> None:
 
 
 class RefusedHiddenStates:
-    """A forward pre-hook of transformers' models that refuses `output_hidden_states` of rotated streams."""
+    """A forward pre-hook that refuses `output_hidden_states` of rotated streams."""
     is_active = True
 
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> None:

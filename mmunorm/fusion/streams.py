@@ -1,19 +1,18 @@
 """Residual streams, from what a run has shown: what writes and reads each, and why its basis cannot change."""
 from __future__ import annotations
 
-from collections.abc import Iterable
 from operator import attrgetter
 
 from torch import nn
 from torch.nn.utils import parametrize
 
-from .check import held_elsewhere, layer_obstacle
+from .check import layer_obstacle
 from .folds import Reader, Stream, Writer
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
 from .record import Layer, Trace
-from .tags import NOTHING, Source
+from .tags import Source
 from .targets import site_of
 
 # What a stream may go through: linear functions that are the same for all channels.
@@ -46,38 +45,27 @@ def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | Non
             for written, kind in (('written norm', 'norm'), ('token', 'parameter')) if source.kind == written]
     numbers = {number for source in (*sources, *pure) for number in source.numbers}
     stream = Stream(width)
-    for source in sources:
-        obstacle = _add_writer(stream, source, trace, plan)
-        stream.obstacle = stream.obstacle or obstacle
+    obstacles = [_add_writer(stream, source, trace, plan) for source in sources]
     for name, read in trace.reads.items():
-        if not numbers.isdisjoint(trace.sources.written[[number for number in read if number >= 0]].tolist()):
-            stream.readers.append(Reader(name, True, _channels(trace, read)))
+        if not numbers.isdisjoint(trace.sources.written[read].tolist()):
+            stream.readers.append(Reader(name, True, tuple(trace.sources.channel[read].tolist())))
     for layer in trace.layers.values():
-        read = [number for number in layer.inputs if number >= 0]
-        if not numbers.isdisjoint(read):
-            stream.readers.append(Reader(layer.owner, False, _channels(trace, layer.inputs), site_of(layer, False)))
-            stream.obstacle = stream.obstacle or change_obstacle(layer, plan, 'reader')
+        if not numbers.isdisjoint(layer.inputs):
+            channels = tuple(trace.sources.channel[layer.inputs].tolist())
+            stream.readers.append(Reader(layer.owner, False, channels, site_of(layer, False)))
+            obstacles.append(change_obstacle(layer, plan, 'reader'))
     if len(sources) < 2 or not stream.norms:
         return None
     for source in (*sources, *pure):
         if use := trace.obstacle_of(source.numbers, _LINEAR):
-            stream.obstacle = stream.obstacle or Obstacle('stream used', source.name, cause=use.obstacle)
+            obstacles.append(Obstacle('stream used', source.name, cause=use))
         if len(source.numbers) != width:
-            stream.obstacle = stream.obstacle or Obstacle('parts', source.name)
-    for reader in stream.readers:
-        if not _is_whole(reader.channels, width):
-            stream.obstacle = stream.obstacle or Obstacle('parts', reader.name or 'a layer')
+            obstacles.append(Obstacle('parts', source.name))
+    for reader in stream.readers:  # of all channels of one or several tokens
+        if sorted(reader.channels) != sorted([*range(width)] * (len(reader.channels) // width)):
+            obstacles.append(Obstacle('parts', reader.name or 'a layer'))
+    stream.obstacle = next(filter(None, obstacles), None)
     return stream
-
-
-def _channels(trace: Trace, read: Iterable[int]) -> tuple[int, ...]:
-    return tuple(int(trace.sources.channel[number]) if number >= 0 else number for number in read)
-
-
-def _is_whole(channels: tuple[int, ...], width: int) -> bool:
-    """Whether a reader reads all channels of one or several tokens."""
-    return len(channels) % width == 0 and NOTHING not in channels and (
-        sorted(channels) == sorted([*range(width)] * (len(channels) // width)))
 
 
 def _add_writer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan) -> Obstacle | None:
@@ -90,7 +78,7 @@ def _add_writer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan) ->
             return Obstacle('layer scales', source.name) if len(layers) > 1 else Obstacle(
                 'writer', source.name, cause=Obstacle('shared', 'another use'))
         if other := trace.obstacle_of(trace.sources.of['parameter', source.name].numbers, ('layer scale', )):
-            return Obstacle('writer', source.name, cause=other.obstacle)
+            return Obstacle('writer', source.name, cause=other)
         if not attrgetter(source.name)(plan.model).all():
             return Obstacle('zero scale', source.name)
         return _add_layer(stream, layers[0], trace, plan, source.name)
@@ -126,7 +114,7 @@ def change_obstacle(layer: Layer, plan: FoldPlan, kind: str) -> Obstacle | None:
     if getattr(module, 'groups', 1) > 1:
         return Obstacle('groups', layer.owner)
     if isinstance(module, nn.MultiheadAttention):
-        held = held_elsewhere(layer.owner, plan)
+        held = plan.held_elsewhere(layer.owner)
         return held and Obstacle(kind, layer.owner, cause=held)
     return layer_obstacle(layer.owner, plan)
 

@@ -7,7 +7,7 @@ a maximum, which would look like an average (see `operators`).
 """
 from __future__ import annotations
 
-from bisect import bisect_right
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -50,11 +50,12 @@ class Sources:
 
     def finish(self) -> None:
         """Makes the tables, once all sources are known."""
-        self._starts = [source.numbers.start for source in self.all]
-        self.index = np.repeat(np.arange(len(self.all)), [len(source.numbers) for source in self.all])
-        self.channel = np.arange(self.size) - np.array(self._starts, int)[self.index]
-        # The number of a channel once it was written to a residual stream.
-        self.written = np.arange(self.size)
+        # Three tables by number: the index of its source, its channel, and the number of this channel once it was
+        # written to a residual stream. In all of them `NOTHING` and `MIXED` stay what they are: -1 and -2 are the last.
+        ends = [MIXED, NOTHING]
+        self.index = np.concatenate([*(np.full(len(part.numbers), i) for i, part in enumerate(self.all)), ends])
+        self.channel = np.concatenate([*(np.arange(len(part.numbers)) for part in self.all), ends])
+        self.written = np.append(np.arange(self.size), ends)
         for kind, written in (('norm', 'written norm'), ('parameter', 'token')):
             for source in self.all:
                 if source.kind == kind and (written, source.name) in self.of:
@@ -67,8 +68,19 @@ class Sources:
 
     def at(self, number: int) -> tuple[Source, int]:
         """The source and the channel of a number."""
-        source = self.all[bisect_right(self._starts, number) - 1]
-        return source, number - source.numbers.start
+        return self.all[self.index[number]], int(self.channel[number])
+
+    def indices(self, numbers: Iterable[int]) -> list[int]:
+        """The indices of the sources of these numbers."""
+        indices = np.unique(self.index[np.asarray(numbers, int)])
+        return indices[indices >= 0].tolist()
+
+    def among(self, numbers: Iterable[int]) -> list[Source]:
+        """The sources of these numbers."""
+        return [self.all[index] for index in self.indices(numbers)]
+
+    def kinds(self, numbers: Iterable[int]) -> set[str]:
+        return {source.kind for source in self.among(numbers)}
 
     def read(self, a: Numbers, b: Numbers) -> Numbers:
         """The number of each element of a pair, or `NOTHING` or `MIXED`."""
@@ -110,11 +122,6 @@ class Tag:
     def found(self) -> list[int]:
         """The numbers in the sample, except `NOTHING` and `MIXED`."""
         return np.unique(self.sample[self.sample >= 0]).tolist()
-
-    @cached_property
-    def sources(self) -> list[int]:
-        """The indices of their sources."""
-        return np.unique(self._sources.index[self.found]).tolist()
 
     def _arrays(self) -> list[Numbers]:
         return [values.cpu().numpy() for values in self.pair]

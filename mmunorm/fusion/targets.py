@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .folds import Fold, Site, Use
+from .folds import Fold, Site
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
@@ -19,22 +19,17 @@ def fold_of(name: str, trace: Trace, plan: FoldPlan) -> Fold:
     fold = Fold(name, type(plan.norms[name]).__name__, obstacle=plan.obstacles[name])
     if fold.obstacle:
         return fold
-    parameters = [number for vector in ('weight', 'bias')
-                  for number in _numbers(trace, 'parameter', f'{name}.{vector}')]
+    sources = [trace.sources.of.get(('parameter', f'{name}.{vector}')) for vector in ('weight', 'bias')]
+    parameters = [number for source in sources if source for number in source.numbers]
     if name not in trace.ran:
         fold.obstacle = Obstacle('did not run')
     elif use := trace.obstacle_of(parameters):
-        fold.obstacle = Obstacle('affine used', cause=use.obstacle)
+        fold.obstacle = Obstacle('affine used', cause=use)
     elif other := _alternative(name, trace, plan):
         fold.obstacle = Obstacle('alternative', other)
     else:
         _place(fold, trace, plan)
     return fold
-
-
-def _numbers(trace: Trace, kind: str, name: str) -> Iterable[int]:
-    source = trace.sources.of.get((kind, name))
-    return () if source is None else source.numbers
 
 
 def _alternative(name: str, trace: Trace, plan: FoldPlan) -> str:
@@ -56,7 +51,7 @@ def layer_use(layers: Sequence[Layer], trace: Trace, plan: FoldPlan) -> tuple[La
     """The first of these layers into which nothing can be folded, and why."""
     for layer in layers:
         use = None if layer.owner in plan.copyable else trace.obstacle_of(layer.weights)
-        if obstacle := layer.obstacle or use and Obstacle('weight used', cause=use.obstacle):
+        if obstacle := layer.obstacle or use and Obstacle('weight used', cause=use):
             return layer, obstacle
     return None
 
@@ -88,13 +83,13 @@ def _place(fold: Fold, trace: Trace, plan: FoldPlan) -> None:
         fold.sites = [site_of(layer, False, (number - channels.start if number in channels else -1
                                              for number in layer.inputs)) for layer in readers]
         fold.norms_after = list(dict.fromkeys(use.norm for use in allowed if use.norm))
-        fold.copied = [layer.owner for layer in readers if layer.owner in plan.copyable
-                       and plan.owners.others(layer.owner, plan.modules[layer.owner])]
+        fold.copied = [layer.owner for layer in readers
+                       if layer.owner in plan.copyable and plan.owners.others(layer.owner)]
         return
     if problem:
         fold.obstacle = Obstacle('neighbor', problem[0].owner, cause=problem[1])
     else:
-        fold.obstacle = Obstacle('used', cause=(use or Use('nothing')).obstacle)
+        fold.obstacle = Obstacle('used', cause=use or Obstacle('nothing'))
     if joint is None and not is_online:
         _place_before(fold, len(channels), trace, plan)
 
@@ -102,17 +97,8 @@ def _place(fold: Fold, trace: Trace, plan: FoldPlan) -> None:
 def _place_before(fold: Fold, size: int, trace: Trace, plan: FoldPlan) -> None:
     channels = {number: channel for number, (norm, channel) in trace.before.items() if norm == fold.norm}
     layers = [layer for layer in trace.layers.values() if not channels.keys().isdisjoint(layer.outputs)]
-    names = ', '.join(layer.owner for layer in layers)
-    if fold.norm in trace.not_from_layers:
-        fold.before = Obstacle('input no layer')
-    elif set(channels.values()) != set(range(size)):
-        fold.before = Obstacle('layer shared by norms')
-    elif use := trace.obstacle_of(channels, ('layouts', )):
-        fold.before = Obstacle('before used', names, cause=use.obstacle)
-    elif readers := layers_reading(trace, channels):
-        fold.before = Obstacle('before used', names, cause=Obstacle('layer', readers[0].owner))
-    elif problem := layer_use(layers, trace, plan):
-        fold.before = Obstacle('before', problem[0].owner, cause=problem[1])
-    else:
+    is_alone = fold.norm not in trace.not_from_layers and set(channels.values()) == set(range(size))
+    if is_alone and not (trace.obstacle_of(channels, ('layouts', )) or layers_reading(trace, channels)
+                         or layer_use(layers, trace, plan)):
         fold.obstacle = None
         fold.sites = [site_of(layer, True, [channels.get(number, -1) for number in layer.outputs]) for layer in layers]

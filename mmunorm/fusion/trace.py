@@ -1,14 +1,13 @@
 """Step 1 of folding: a run on tagged tensors, which shows what consumes each norm, layer and parameter.
 
-The run computes what the model computes. Beside each output of a norm or layer, and each parameter, goes its tag (see
-`tags`). Linear layers and convolutions read from it which channels they consume. Sums of tagged tensors with the same
-channels are residual streams: their tag goes on, and their sources belong together from then on. Products with a
-factor for each token, or with a LayerScale, are linear, too. Only the functions listed in `operators` keep a tag. Any
-other one is a consumer that prevents folding, whatever it computes on the example: a comparison or a top-k would see
-other values in a folded model. The result holds for all inputs of the code paths that the examples take.
+Beside each output of a norm or layer, and each parameter, goes its tag (see `tags`), from which layers read the
+channels that they consume. Sums of tagged tensors with the same channels are residual streams: their tag goes on, and
+their sources belong together from then on. Products with a factor for each token, or with a LayerScale, are linear,
+too. Only the functions listed in `operators` keep a tag. Any other one is a consumer that prevents folding, whatever it
+computes on the example: a comparison or a top-k would see other values in a folded model. So the result holds for all
+inputs of the code paths that the examples take.
 
-Step 3 compares outputs, so this step need not see all: a bias that is shared or not used, a write to the input of a
-norm.
+Step 3 compares outputs, so this step need not see all: a bias that is shared, or a write to the input of a norm.
 """
 from __future__ import annotations
 
@@ -27,14 +26,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..modules import map_tensors, tensors_in
 from ..norms.layers import channel_axis, input_of
-from .attention_trace import AttentionRecorder
 from .examples import Run
 from .folds import Use
-from .norms import has_act
 from .obstacles import Obstacle
 from .operators import CASTS, JOINS, MATRIX_PRODUCTS, MIXERS, MOVES, PRODUCTS, SHAPE_ONLY, SIZES, SUMS
 from .plan import FoldPlan, call_obstacle
 from .record import Layer, Trace
+from .recorder import Recorder
 from .tags import MIXED, NOTHING, Numbers, Tag, unrepeated
 
 _TRAILING = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}  # dimensions after the channels
@@ -53,7 +51,7 @@ def trace(model: Callable[[], nn.Module], plan: FoldPlan, runs: Sequence[Run], d
             try:
                 tracer.run(run, dtype)
                 succeeded.append(run)
-                if run.is_enough:
+                if not any(other.is_required for other in runs):
                     break
             except Exception as error:  # what was recorded until then is valid
                 why = f'{type(error).__name__}: {error}'
@@ -79,7 +77,7 @@ class _Unseen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _Tracer(AttentionRecorder):
+class _Tracer(Recorder):
 
     def __init__(self, model: nn.Module, plan: FoldPlan, axes: dict[str, int]):
         super().__init__(plan)
@@ -188,26 +186,22 @@ class _Tracer(AttentionRecorder):
         chain, receivers = tuple(self._inside), self._plan.receivers
         for tensor in tensors_in(output) if chain else ():
             if getattr(tensor, 'crosses', False) and hasattr(tensor, 'tag'):
-                for index in tensor.tag.sources:
-                    source = self._sources.all[index][:2]
-                    receivers[source] = tuple(commonprefix([chain, receivers.get(source, chain)]))
+                for kind, name, *_ in self._sources.among(tensor.tag.found):
+                    receivers[kind, name] = tuple(commonprefix([chain, receivers.get((kind, name), chain)]))
 
     def _record_norm(self, name: str, norm: nn.Module, x: Tensor, y: Tensor, axis: int) -> None:
         self.trace.ran.add(name)
         channels = self._sources.of['norm', name].numbers
         size = len(channels)
         axis = next((dim for dim in (axis, -1, 1) if dim < x.dim() and x.shape[dim] == size), axis)
-        if has_act(norm) and not isinstance(norm.act, nn.Identity):
-            self._add_use(channels, Use('activation'))
-        else:
-            self._set(y, self._along(channels, y, axis), crosses=True)
+        self._set(y, self._along(channels, y, axis), crosses=True)
         if not hasattr(x, 'tag'):
             self.trace.not_from_layers.add(name)
             self.trace.reads[name] = [NOTHING] * size
             return
         numbers = self._tokens(x, axis)
         self._record_stream_read(name, numbers)
-        if self._kinds(numbers) != {'layer'} or bool((numbers < 0).any()):
+        if self._sources.kinds(numbers) != {'layer'} or bool((numbers < 0).any()):
             self.trace.not_from_layers.add(name)
             return self.block(x, Use('norm', name, norm=name))
         for pair in np.unique(numbers * size + np.arange(size)).tolist():
@@ -225,27 +219,22 @@ class _Tracer(AttentionRecorder):
 
     def _stream_columns(self, numbers: Numbers) -> list[int] | None:
         """The number of a source at each column, `NOTHING` for none; None if a column has several channels."""
-        written = self._written(numbers)
-        if MIXED in written or not self._is_each_in_place(written):
+        written = self._sources.written[numbers]
+        if MIXED in written or not _is_same(self._sources.channel[written]):
             return None
-        self._join(self._sources_of(written))
+        self._join(written)
         return written.max(0).tolist()
-
-    def _is_each_in_place(self, numbers: Numbers) -> bool:
-        """Whether each column has the same channel in all tokens."""
-        channels = self._channels(numbers)
-        return not bool(((channels != channels.max(0)) & (channels >= 0)).any())
 
     def _are_same(self, columns: list[int], others: list[int]) -> bool:
         """Whether two readings have the same channels; then their sources are one stream."""
         if MIXED in columns or len(columns) != len(others):
             return False
-        channel, index = self._sources.channel, self._sources.index
+        channel = self._sources.channel
         pairs = [(a, b) for a, b in zip(columns, others, strict=True) if a != b]
         if any(min(a, b) < 0 or channel[a] != channel[b] for a, b in pairs):
             return False
-        for a, b in pairs:
-            self._join([int(index[a]), int(index[b])])
+        for pair in pairs:
+            self._join(pair)
         return True
 
     # Functions.
@@ -310,10 +299,7 @@ class _Tracer(AttentionRecorder):
                 self._set(tensor, tag, crosses)
 
     def _moved(self, func, name: str, args: tuple, kwargs: dict, outputs: list[Tensor]) -> list[Tag | None] | None:
-        """The tags of a function's outputs, None for an output that does not depend on tagged tensors' values.
-
-        None instead of the list if it computes something else.
-        """
+        """The tags of a function's outputs, None for one that depends on no tag; None if it does not move elements."""
         is_copied = any(hasattr(tensor, 'tag') for tensor in outputs)  # an argument, which has perhaps been written to
         try:
             results = [func(*map_tensors(partial(_values, which, is_copied), args),
@@ -337,13 +323,10 @@ class _Tracer(AttentionRecorder):
         return tags
 
     def _unify(self, tagged: list[Tensor], name: str) -> bool:
-        """Makes what several sources wrote to a tensor one stream with one number a channel, which can be averaged.
-
-        Returns whether there were several.
-        """
+        """Whether several sources wrote to a tensor. They are one stream, whose channels can then be averaged."""
         numbers = tagged[0].tag.numbers
-        written = self._written(numbers)
-        sources = self._sources_in(written)
+        written = self._sources.written[numbers]
+        sources = self._sources.among(written)
         sizes = {len(source.numbers) for source in sources}
         if len(tagged) > 1 or MIXED in numbers or len(sources) < 2 or len(sizes) > 1:
             return False
@@ -358,24 +341,24 @@ class _Tracer(AttentionRecorder):
         if not isinstance(input, Tensor) or not (hasattr(input, 'tag') and hasattr(other, 'tag')):
             return None
         pair = unrepeated(*(np.broadcast_to(tensor.tag.numbers, output.shape) for tensor in (input, other)))
-        a, b = map(self._written, pair)
+        a, b = (self._sources.written[numbers] for numbers in pair)
         both = (a >= 0) & (b >= 0)
-        if bool((self._channels(a) != self._channels(b))[both].any()):
+        if bool((self._sources.channel[a] != self._sources.channel[b])[both].any()):
             self._ask_for_axes(input, other)
             return None
         if MIXED in a or MIXED in b:  # which a sample can miss
             return None
         for numbers in pair:
             self._add_use(numbers, Use('sum', name))
-        self._join(self._sources_of(np.stack([a, b])))
+        self._join(np.stack([a, b]))
         return [Tag(self._sources, np.broadcast_to(self._stream(np.where(a >= 0, a, b)), output.shape))]
 
     def _ask_for_axes(self, *tensors: Tensor) -> None:
         """Notes that a token, whose channels do not fit, may have them along another dimension."""
-        sources = [source for tensor in tensors for source in self._sources_in(tensor.tag.numbers)]
-        is_token = [source.kind in ('parameter', 'token') for source in sources]
-        sizes = {len(source.numbers) for source, token in zip(sources, is_token, strict=True) if not token}
-        for source in (source for source, token in zip(sources, is_token, strict=True) if token):
+        sources = [source for tensor in tensors for source in self._sources.among(tensor.tag.numbers)]
+        tokens = [source for source in sources if source.kind in ('parameter', 'token')]
+        sizes = {len(source.numbers) for source in sources if source not in tokens}
+        for source in tokens:
             shape = self._shapes[source.name]
             fitting = [axis for axis in range(len(shape) - 1, -1, -1) if shape[axis] in sizes]
             if fitting and source.name not in self._axes and fitting[0] != source.axis:
@@ -393,38 +376,29 @@ class _Tracer(AttentionRecorder):
             return None
         use, tags = Use('scale', name), (x.tag, getattr(factor, 'tag', x.tag))
         numbers, factors = unrepeated(*(np.broadcast_to(tag.numbers, output.shape) for tag in tags))
-        written = self._written(numbers)
+        written, channel = self._sources.written[numbers], self._sources.channel
         if MIXED in written:
             return None
         if not isinstance(factor, Tensor) or factor.numel() == 1:
             pass
         elif not hasattr(factor, 'tag'):
-            if not self._is_shared_by_channels(factor, written):
+            axes = [axis for axis in range(-factor.dim(), 0) if factor.shape[axis] > 1 and factor.stride(axis)]
+            if not all(_is_same(channel[written], axis) for axis in axes):  # it differs between channels of a token
                 return None
         else:
-            scale = self._sources_in(factors)
+            scale = self._sources.among(factors)
             if is_quotient or len(scale) != 1 or scale[0].kind != 'parameter' or (
                     'scaled', scale[0].name) not in self._sources.of:
                 return None
             scaled, is_written = self._sources.of['scaled', scale[0].name], written >= 0
-            if not np.array_equal(self._channels(factors)[is_written], self._channels(written)[is_written]):
+            if not np.array_equal(channel[factors[is_written]], channel[written[is_written]]):
                 return None
-            self.trace.scaled.setdefault(scaled.name, set()).update(self._sources_of(written))
+            self.trace.scaled.setdefault(scaled.name, set()).update(self._sources.indices(written))
             use = Use('layer scale', scaled.name)
             self._add_use(factors, use)
-            written = np.where(is_written, self._channels(written) + scaled.numbers.start, NOTHING)
+            written = np.where(is_written, channel[written] + scaled.numbers.start, NOTHING)
         self._add_use(numbers, use)
         return [Tag(self._sources, np.broadcast_to(written, output.shape))]
-
-    def _is_shared_by_channels(self, factor: Tensor, numbers: Numbers) -> bool:
-        """Whether a factor is the same for all channels of a token."""
-        channels = self._channels(numbers)
-        for axis in range(-factor.dim(), 0):
-            if factor.shape[axis] > 1 and factor.stride(axis):
-                first = channels.max(axis, keepdims=True)
-                if bool(((channels != first) & (channels >= 0)).any()):
-                    return False
-        return True
 
     def _record_padding(self, input: Tensor, pad: Sequence[int], mode: str = 'constant', value=None) -> None:
         module = next((name for name in reversed(self._inside) if name and name in self._plan.fills), None)
@@ -439,10 +413,10 @@ class _Tracer(AttentionRecorder):
     def _part(self, weight: Tensor) -> tuple[str, int, int] | None:
         """The name of a weight and its rows, [first, end), or None if it is computed."""
         if name := self._whole.get(id(weight)):
-            is_rows = self._sources.of['parameter', name].axis == 0
-            if not is_rows:
-                self.trace.axes[name] = 0
-            return (name, 0, len(weight)) if is_rows else None
+            if self._sources.of['parameter', name].axis == 0:
+                return name, 0, len(weight)
+            self.trace.axes[name] = 0
+            return None
         if not hasattr(weight, 'tag') or not weight.numel():
             return None
         numbers = weight.tag.numbers.reshape(len(weight), -1)[:, 0].tolist()
@@ -479,16 +453,16 @@ class _Tracer(AttentionRecorder):
         """The number of the source at each channel of a layer's input, or `NOTHING`; None if it has several."""
         numbers = self._tokens(x, axis)
         columns = numbers.max(0)
-        if not bool(((numbers != columns) & (numbers >= 0)).any()) and MIXED not in numbers:
+        if _is_same(numbers) and MIXED not in numbers:
             if bool((numbers != columns).any()):
                 self.block(x, Use('mixed', owner))
             return columns.tolist()
-        kinds = self._kinds(numbers)
+        kinds = self._sources.kinds(numbers)
         if 'norm' not in kinds and (stream := self._stream_columns(numbers)) is not None:
             return stream
         # Several channels at one place, or outputs of a norm and something else.
-        self.block(x, Use('mixed' if 'norm' in kinds and len(kinds) > 1 and self._is_each_in_place(numbers) else
-                          'dimension', owner))
+        is_mixed = 'norm' in kinds and len(kinds) > 1 and _is_same(self._sources.channel[numbers])
+        self.block(x, Use('mixed' if is_mixed else 'dimension', owner))
         return None
 
     def _record_layer(self, part: tuple[str, int, int], owner: str, inputs: list[int], bias: Tensor | None) -> None:
@@ -507,10 +481,14 @@ class _Tracer(AttentionRecorder):
                 sources['parameter', name].numbers[first:end], sources['layer', name].numbers[first:end], inputs,
                 tuple((source.name, index) for source, index in rows), obstacle)
         layer.obstacle = layer.obstacle or obstacle
-        if inputs != layer.inputs:
-            kinds = {self._sources.at(number)[0].kind for number in (*inputs, *layer.inputs) if number >= 0}
-            if 'norm' in kinds or not self._are_same(layer.inputs, inputs):
-                self._add_use({*inputs, *layer.inputs}, Use('another input', owner))
+        if inputs != layer.inputs and ('norm' in self._sources.kinds([*inputs, *layer.inputs])
+                                       or not self._are_same(layer.inputs, inputs)):
+            self._add_use({*inputs, *layer.inputs}, Use('another input', owner))
+
+
+def _is_same(numbers: Numbers, axis: int = 0) -> bool:
+    """Whether numbers are the same along a dimension, except where there are none."""
+    return not bool(((numbers != numbers.max(axis, keepdims=True)) & (numbers >= 0)).any())
 
 
 def _values(which: int, is_copied: bool, tensor: Tensor) -> Tensor:

@@ -1,10 +1,7 @@
-"""Step 3 of folding: compares a folded copy with the model before the model is changed.
-
-A norm that makes a difference is found by bisection, and kept; so is the basis of a residual stream, and an attention.
-"""
+"""Step 3 of folding: compares a folded copy with the model before the model is changed."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -12,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..modules import tensors_in
+from .basis import Rotation
 from .examples import Run, copy_of
-from .folds import Fold, JointFold, StreamBasis
+from .folds import Fold, JointFold
+from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
 from .rewrite import apply
@@ -25,8 +24,6 @@ _HALF_TYPES = (torch.float16, torch.bfloat16)
 # A rotation is taken back if it makes the error of a model in half precision larger by this factor.
 _MOST_ROUNDING = 1.25
 _MODEL = "the model's output"
-
-Unit = list[Fold | JointFold]
 
 
 class NotExactError(RuntimeError):
@@ -44,77 +41,76 @@ def verify(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> fl
     """The largest difference between a model and its folded copy, relative to the largest value of an output.
 
     Compares the outputs of the model and of the layers that norms are folded into, on `runs` in `dtype`, None for the
-    model's own. Sets the obstacle of each fold with which they differ by more than rounding, and takes back the
-    rotations and the rewritten attentions with which they do. Returns None if the runs returned no tensor and no such
-    layer ran.
+    model's own. By bisection it finds the folds, rotations and attentions with which they differ by more than rounding,
+    and takes these back. Returns None if the runs returned no tensor and no such layer ran.
 
     Raises:
         NotExactError: they differ with no norm folded, or outputs are NaN.
     """
     with suppress(_Differs):
         return _difference(plan, runs, dtype)
-    units, rotations, attentions = _units(plan), plan.rotations, plan.attentions
-    plan.rotations, plan.attentions = [], []
+    folds, rotations, attentions = _units(plan), plan.rotations, plan.attentions
+    difference, chosen, reasons = None, [], {}
 
-    def with_folds(chosen: Sequence[Unit]) -> float | None:
-        for unit in units:
+    def add(units: Sequence) -> None:
+        """Chooses units as well, or those of them with which the copy does not differ."""
+        nonlocal difference, chosen
+        tried = [*chosen, *units]
+        for unit in folds:
             for part in unit:
-                part.obstacle = None if unit in chosen else Obstacle('left out')
-        return _difference(plan, runs, dtype)
+                part.obstacle = None if unit in tried else Obstacle('differs', detail=reasons.get(id(unit), ''))
+        plan.rotations = [rotation for rotation in rotations if rotation in tried]
+        plan.attentions = [attention for attention in attentions if attention in tried]
+        try:
+            difference, chosen = _difference(plan, runs, dtype), tried
+        except _Differs as error:
+            reasons.update((id(unit), str(error)) for unit in units)
+            if not tried:
+                raise NotExactError(
+                    f'the copy to fold differs from the model before a norm is folded: {error}. The model is unchanged.'
+                    ' If its outputs are random, or depend on ties, as detections do, pass an example= that returns '
+                    'features. Otherwise please report a bug.') from error
+            if half := len(units) // 2:
+                add(units[:half])
+                add(units[half:])
 
-    def with_only(kind: str, chosen: Sequence) -> float | None:
-        setattr(plan, kind, list(chosen))
-        return _difference(plan, runs, dtype)
-
-    difference, reasons = _bisect(units, with_folds)
-    for unit in units:
-        for part in unit if id(unit) in reasons else ():
-            part.obstacle = Obstacle('differs', detail=reasons[id(unit)])
-    if rotations:
-        difference, reasons = _bisect(rotations, partial(with_only, 'rotations'))
-        for rotation in rotations:
-            if id(rotation) in reasons:
-                _take_back(plan, rotation, Obstacle('stream differs', detail=reasons[id(rotation)]))
-    if attentions:
-        difference, _ = _bisect(attentions, partial(with_only, 'attentions'))
+    add([])
+    add([*folds, *rotations, *attentions])
+    add([])  # what was tried last may have been left out
+    for rotation in rotations:
+        if rotation not in chosen:
+            _take_back(plan, rotation, Obstacle('stream differs', detail=reasons[id(rotation)]))
     return difference
 
 
-def _take_back(plan: FoldPlan, rotation: StreamBasis, obstacle: Obstacle) -> None:
-    for name in rotation.norms:
+def _take_back(plan: FoldPlan, rotation: Rotation, obstacle: Obstacle) -> None:
+    for name in rotation.stream.norms:
         plan.folds[name].not_rotated = obstacle
 
 
 @torch.no_grad()
 def check_rounding(plan: FoldPlan, runs: Sequence[Run]) -> float | None:
-    """The error of the folded copy of a model in half precision, relative to the largest value of the same in float64.
+    """The error of the folded copy of a model in half precision against the model in float64; None in other types.
 
-    Takes rotations back if they lose precision: a large channel of a stream is then in all channels. None for a model
-    of another type.
+    Takes rotations back if they lose precision: a large channel of a stream is then in all channels.
     """
-    types = {parameter.dtype for parameter in plan.model.parameters()}
-    if not types & {*_HALF_TYPES} or not runs:
+    half = next((parameter.dtype for parameter in plan.model.parameters() if parameter.dtype in _HALF_TYPES), None)
+    if half is None or not runs:
         return None
 
-    def outputs(model: nn.Module, dtype: torch.dtype | None) -> list[Tensor]:
+    def outputs(model: nn.Module, dtype: torch.dtype) -> list[Tensor]:
         return [tensor for run in runs for tensor in tensors_in(run(model, dtype)) if tensor.is_floating_point()]
 
-    def folded() -> nn.Module:
-        twin = copy_of(plan.model)
-        apply(plan, twin)
-        return twin
-
-    half = next(iter(types & {*_HALF_TYPES}))
     with suppress(RuntimeError):  # not all models run in float64
         exact = outputs(copy_of(plan.model, torch.float64), torch.float64)
-        before, after = (_error(outputs(model, half), exact) for model in (copy_of(plan.model), folded()))
+        before, after = (_error(outputs(model, half), exact) for model in (copy_of(plan.model), _folded(plan)))
         if plan.rotations and after > _MOST_ROUNDING * before:
             rotated, plan.rotations = plan.rotations, []
             name = str(half).removeprefix('torch.')
             detail = f'in {name} the error of the model grows from {before:.1e} to {after:.1e}'
             for rotation in rotated:
                 _take_back(plan, rotation, Obstacle('half', detail=detail))
-            after = _error(outputs(folded(), half), exact)
+            after = _error(outputs(_folded(plan), half), exact)
         return after
     return None
 
@@ -124,56 +120,26 @@ def _error(outputs: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
                 if b.any()), default=0.)
 
 
-def _bisect(units: Sequence, difference_with: Callable[[Sequence], float | None]
-            ) -> tuple[float | None, dict[int, str]]:
-    """Leaves out the units with which a folded copy differs; the copy is last compared with all others.
-
-    Returns its difference, and how the copy differed with each unit that is left out, by the unit's id.
-    """
-    reasons: dict[int, str] = {}  # of the last copy that had the unit and differed
-    difference = None
-
-    def why(chosen: Sequence) -> str:
-        """How a copy with these units differs, or ''."""
-        nonlocal difference
-        try:
-            difference = difference_with(chosen)
-        except _Differs as error:
-            reasons.update((id(unit), str(error)) for unit in chosen)
-            return str(error)
-        return ''
-
-    remaining = list(units)
-    while message := why(remaining):
-        if not remaining or why([]):
-            raise NotExactError(
-                f'the copy to fold differs from the model before a norm is folded: {message}. The model is unchanged. '
-                'If its outputs are random, or depend on ties, as detections do, pass an example= that returns '
-                'features. Otherwise please report a bug.')
-        culprits = _culprits(remaining, why)
-        remaining = [unit for unit in remaining if unit not in culprits]
-    return difference, {key: reason for key, reason in reasons.items() if key not in map(id, remaining)}
-
-
-def _units(plan: FoldPlan) -> list[Unit]:
+def _units(plan: FoldPlan) -> list[list[Fold | JointFold]]:
     """What is folded as a whole: a norm, or a joint fold with its norms."""
     alone = [[fold] for fold in plan.folds.values() if not fold.obstacle and fold.joint is None]
     return alone + [[joint, *plan.folds_of(joint)] for joint in plan.joints if not joint.obstacle]
 
 
-def _culprits(units: list, differs: Callable[[Sequence], object]) -> list:
-    """Those of `units` with which the folded copy differs, one or more; with all of them it does."""
-    half = len(units) // 2
-    parts = (units[:half], units[half:]) if half else ()
-    return [unit for part in parts if differs(part) for unit in _culprits(part, differs)] or units
+def _folded(plan: FoldPlan, dtype: torch.dtype | None = None) -> nn.Module:
+    twin = copy_of(plan.model, dtype)
+    apply(plan, twin)
+    return twin
 
 
 def _difference(plan: FoldPlan, runs: Sequence[Run], dtype: torch.dtype | None) -> float | None:
     """Compares a copy with all folds that have no obstacle. Raises `_Differs` if it does."""
+    for norm in (norm for rotation in plan.rotations for norm in rotation.stream.norms):
+        if plan.folds[norm].obstacle and not statistic_of(plan.norms[norm]):
+            raise _Differs(f'the output of {norm}, which is kept, differs')
     watched = _unchanged_outputs(plan)
     before = _run(copy_of(plan.model, dtype), runs, watched, dtype)
-    twin = copy_of(plan.model, dtype)
-    apply(plan, twin)
+    twin = _folded(plan, dtype)
     try:
         after = _run(twin, runs, watched, dtype)
     except Exception as error:
@@ -200,15 +166,12 @@ def _run(model: nn.Module, runs: Sequence[Run], watched: Iterable[str], dtype: t
     """The outputs of each run of a model."""
     layers: _Outputs = {}
 
-    def keep(name: str):
-        def hook(module: nn.Module, args, output) -> None:
-            layers.setdefault(f'the output of {name}', []).extend(map(_sample, tensors_in(output)))
-
-        return hook
+    def keep(name: str, module: nn.Module, args, output) -> None:
+        layers.setdefault(f'the output of {name}', []).extend(map(_sample, tensors_in(output)))
 
     for name in watched:
         with suppress(RuntimeError):  # scripted modules do not support hooks
-            model.get_submodule(name).register_forward_hook(keep(name))
+            model.get_submodule(name).register_forward_hook(partial(keep, name))
     found = []
     for run in runs:
         layers.clear()

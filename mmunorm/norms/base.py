@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import MODELS, registered
-from ..utils import misspelt, nearest
+from ..utils import nearest
 
 
 class Norm(nn.Module):
@@ -64,23 +64,8 @@ class Norm(nn.Module):
                                'call mmunorm.fuse_norms(model.eval()), or build the model with mmunorm.load_folded.')
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def start_run(self, resumed: bool, steps: int) -> str:
-        """To be called when a run of `steps` more training steps begins; returns a warning for the user, or ''.
-
-        A `resumed` run continues from its own checkpoint.
-        """
-        return ''
-
-    def set_progress(self, done: int, steps: int) -> None:
-        """To be called before each training step of a run, with the steps done and the steps of the run."""
-
     def extra_repr(self) -> str:
         return str(self.num_features)
-
-
-def call_norm(norm: nn.Module, x: Tensor, pad_mask: Tensor | None) -> Tensor:
-    """`norm(x)`, with the pad mask for norms of this package: the others have no statistics over tokens."""
-    return norm(x, pad_mask) if pad_mask is not None and isinstance(norm, Norm) else norm(x)
 
 
 def check_count(name: str, value: int, minimum: int) -> int:
@@ -90,11 +75,11 @@ def check_count(name: str, value: int, minimum: int) -> int:
     return value
 
 
-def check_eps(eps: float) -> float:
-    """Returns `eps` if it is positive; else a ValueError."""
-    if not eps > 0:
-        raise ValueError(f'eps must be a positive number, got {eps!r}')
-    return eps
+def check_positive(name: str, value: float) -> float:
+    """Returns `value` if it is positive; else a ValueError that names the argument."""
+    if not value > 0:
+        raise ValueError(f'{name} must be a positive number, got {value!r}')
+    return value
 
 
 def check_choice(name: str, value: str | bool, choices: Sequence[str | bool]) -> str | bool:
@@ -108,19 +93,13 @@ DEFAULT_NORM_CFG = dict(type='UN')
 
 
 def check_norm_cfg(norm_cfg: dict) -> dict:
-    """Returns `norm_cfg` if it is a dict with the `type` of a registered norm, and no argument is misspelt.
-
-    A TypeError if it is none, or an argument is misspelt; a KeyError if no norm of this type is registered.
-    """
+    """Returns `norm_cfg` if it is a dict with a `type`; else a TypeError, or a KeyError if none is registered."""
     if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
         raise TypeError(f"norm_cfg={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
     kind = norm_cfg['type']
-    norm = registered(kind)
-    if norm is None:
+    if registered(kind) is None:
         known = sorted(key for key, cls in MODELS.module_dict.items()
                        if isinstance(cls, type) and issubclass(cls, Norm))
         raise KeyError(f'norm_cfg: there is no norm {kind!r}{nearest(kind, MODELS.module_dict)} mmunorm has '
                        f'{", ".join(known)}')
-    if isinstance(norm, type) and issubclass(norm, Norm) and (why := misspelt('norm_cfg', norm_cfg, norm)):
-        raise TypeError(why)
     return norm_cfg

@@ -50,15 +50,11 @@ class RepBN2d(ChannelsFirst, RepBN):
     """:class:`RepBN` for `(N, C, H, W)` maps."""
 
 
-_FOR_MAPS = {cls.__bases__[1]: cls for cls in (UN2d, SyncUN2d, MABN2d, TokenBN2d, RepBN2d)}
-
-
 def for_maps(norm: type[nn.Module]) -> type[nn.Module]:
     """The class that normalizes the channels of `(N, C, H, W)` as `norm` does tokens; a ValueError if there is none."""
-    if isinstance(norm, type) and issubclass(norm, ChannelsFirst):
-        return norm
-    if norm not in _FOR_MAPS:
-        names = ', '.join(cls.__name__ for cls in _FOR_MAPS)
-        raise ValueError(f'norm_cfg: {norm.__name__} does not support inputs (N, C, H, W), which this model '
-                         f'normalizes; use one of {names}')
-    return _FOR_MAPS[norm]
+    name = norm.__name__
+    found = norm if name.endswith('2d') else MODELS.module_dict.get(f'{name}2d')
+    if found is None:
+        raise ValueError(f'norm_cfg: {name} does not support inputs (N, C, H, W), which this model '
+                         'normalizes; use one of UN, SyncUN, MABN, TokenBN, RepBN')
+    return found

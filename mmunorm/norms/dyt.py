@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import MODELS
-from .base import Norm
+from .base import Norm, check_positive
 from .kernels.reference import statistics_dtype
 
 
@@ -23,9 +23,7 @@ class DyT(Norm):
 
     def __init__(self, num_features: int, init_alpha: float = 0.5, eps: float = 1e-5):
         super().__init__(num_features)
-        if not init_alpha > 0:
-            raise ValueError(f'init_alpha must be a positive number, got {init_alpha!r}')
-        self.alpha = nn.Parameter(torch.full((1, ), float(init_alpha)))
+        self.alpha = nn.Parameter(torch.full((1, ), float(check_positive('init_alpha', init_alpha))))
         self.weight = nn.Parameter(torch.ones(num_features))
         self.bias = nn.Parameter(torch.zeros(num_features))
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..registry import MODELS
 from .base import Norm
-from .un import affine
+from .kernels.reference import affine
 
 
 @MODELS.register_module()
@@ -23,13 +23,11 @@ class NoNorm(Norm):
         super().__init__(num_features)
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
-        # Has the device if there is no parameter.
-        self.register_buffer('_nothing', torch.empty(0), persistent=False)
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """`scale` and `shift` of `y = scale * x + shift`: two `(C,)` float64 tensors."""
         if self.weight is None:
-            ones = torch.ones(self.num_features, dtype=torch.float64, device=self._nothing.device)
+            ones = torch.ones(self.num_features, dtype=torch.float64)
             return ones, torch.zeros_like(ones)
         return self.weight.detach().double(), self.bias.detach().double()
 

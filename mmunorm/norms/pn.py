@@ -48,6 +48,3 @@ class PN(OfflineNorm):
     def statistics_input(self, x: Tensor) -> Tensor:
         """The tokens, with `layer_scale` each divided by its root mean square."""
         return divide_by_rms(x, self.eps) if self.layer_scale else x
-
-    def extra_repr(self) -> str:
-        return f'{super().extra_repr()}, layer_scale={self.layer_scale}'

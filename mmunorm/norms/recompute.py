@@ -11,10 +11,8 @@ from torch import Tensor
 from ..compat import in_backward_pass, is_compiling
 from .step import Step, kept_for_backward
 
-# The most steps that one norm keeps.
+# The most steps that one norm keeps. A step without a graph, as of `torch.no_grad()`, is kept until it is the oldest.
 _MAX_PENDING = 64
-# A step without a graph is given up after so many later ones had their backward passes.
-_PATIENCE = 8
 
 
 @dataclass(eq=False)
@@ -26,13 +24,6 @@ class _Pending:
     graph: weakref.ref | None = None
     recalls: int = 0  # how often the forward pass was recomputed
     done: bool = False  # the backward pass has come
-    overtaken: int = 0  # how many later steps were done before
-
-    def is_waiting(self) -> bool:
-        """Whether the backward pass may still come."""
-        if self.done:
-            return False
-        return self.overtaken < _PATIENCE if self.graph is None else self.graph() is not None
 
 
 class PendingSteps:
@@ -51,8 +42,9 @@ class PendingSteps:
         if self._pending and in_backward_pass():
             return self._recall(measure)
         step = new()
-        self._drop_finished()
-        self._pending.append(_Pending(step))
+        waiting = [pending for pending in self._pending if not pending.done
+                   and (pending.graph is None or pending.graph() is not None)]
+        self._pending = [*waiting[1 - _MAX_PENDING:], _Pending(step)]
         return step
 
     def watch(self, step: Step, y: Tensor) -> None:
@@ -67,17 +59,8 @@ class PendingSteps:
 
     def note_backward_pass(self, step: Step) -> None:
         """Notes the backward pass of a step that :meth:`step` returned."""
-        pending = None if is_compiling() else next((other for other in self._pending if other.step is step), None)
-        if pending is not None:
-            pending.done = True
-
-    def _drop_finished(self) -> None:
-        """Drops the steps whose backward pass cannot come any more."""
-        later = 0
-        for pending in reversed(self._pending):
-            pending.overtaken += later
-            later += pending.done
-        self._pending = [pending for pending in self._pending if pending.is_waiting()][1 - _MAX_PENDING:]
+        for pending in () if is_compiling() else self._pending:
+            pending.done |= pending.step is step
 
     def _recall(self, measure: Callable[[], Tensor]) -> Step:
         """The step that measured the same; of several, the newest among the least often recalled.

@@ -28,13 +28,11 @@ NOT_SAVED = ('the model has norms of mmunorm, and from_pretrained would build La
 def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None = None) -> nn.Module:
     """Replaces LayerNorms and RMSNorms of a model, in place; for models of timm, torchvision and the like.
 
-    They may be torch's, timm's or mmpretrain's, over the last dimension of `(..., C)` or over the channels of
-    `(N, C, H, W)`, where the new norm is the form for maps, such as UN2d. A norm of timm with an activation becomes a
-    `Sequential` of `norm`, `drop` and `act`. torch's fast path is disabled in `nn.TransformerEncoderLayer`s, because it
-    does not call their norms. The new norm gets the parameters `weight` and `bias` of the old one, which other layers
-    may share, its device, dtype, training mode and `requires_grad`. Calls of `F.layer_norm` are not replaced. Use this
-    to train from scratch; a trained model needs :func:`mmunorm.convert_norms`, which measures statistics and fits the
-    scale to them.
+    They may be torch's, timm's or mmpretrain's. Over the channels of `(N, C, H, W)` the new norm is its form for maps,
+    such as UN2d; in place of a norm of timm with an activation, a `Sequential` of `norm`, `drop` and `act`. torch's
+    fast path of `nn.TransformerEncoderLayer` is disabled. The new norm has the parameters `weight` and `bias` of the
+    old one themselves, its device, dtype, training mode and `requires_grad`. Calls of `F.layer_norm` are not replaced.
+    Use this to train from scratch; a trained model needs :func:`mmunorm.convert_norms`.
 
     Args:
         model (nn.Module): with such norms.
@@ -45,7 +43,7 @@ def replace_norms(model: nn.Module, norm_cfg: dict, names: Sequence[str] | None 
         `model`, or the new norm if `model` is itself such a norm.
 
     Raises:
-        TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has a misspelt argument.
+        TypeError: `model` is no module, or `norm_cfg` is not a dict with a `type` or has an unknown argument.
         KeyError: no norm of this type is registered.
         ValueError: `model` has no LayerNorm or RMSNorm, none of such a name, or one that cannot be replaced; `model` is
             unchanged.

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..compat import rms_norm
 from ..registry import MODELS
-from .base import Norm, check_eps
+from .base import Norm, check_positive
 from .kernels.reference import statistics_dtype
 
 
@@ -24,7 +24,7 @@ class RMSN(Norm):
 
     def __init__(self, num_features: int, eps: float = 1e-5):
         super().__init__(num_features)
-        self.eps = check_eps(eps)
+        self.eps = check_positive('eps', eps)
         self.weight = nn.Parameter(torch.ones(num_features))
 
     def _normalize(self, x: Tensor) -> Tensor:

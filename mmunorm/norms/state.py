@@ -7,10 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from .averages import moving_average
-from .base import Norm, check_choice, check_eps
-
-# A warm-up that no run finishes.
-_ENDLESS = 1 << 62
+from .base import Norm, check_choice, check_positive
+from .recompute import PendingSteps
 
 
 class OfflineState(Norm):
@@ -51,8 +49,12 @@ class OfflineState(Norm):
             raise ValueError('alpha must be in [0, 1), the weight of the old value (0.9 keeps 90 % of it), '
                              f'got {alpha!r}')
         self.alpha = alpha
-        self.warmup_iters = _check_warmup(warmup_iters)
-        self.eps = check_eps(eps)
+        is_share = isinstance(warmup_iters, float) and 0 < warmup_iters < 1
+        if not (warmup_iters is None or is_share or type(warmup_iters) is int and warmup_iters >= 0):
+            raise ValueError('warmup_iters must be a number of steps, an int of at least 0, or a share of the run, a '
+                             f'float between 0 and 1, got {warmup_iters!r}')
+        self.warmup_iters = warmup_iters
+        self.eps = check_positive('eps', eps)
         self.centered = check_choice('centered', centered, (False, True, 'frozen'))
         self.weight = nn.Parameter(torch.ones(num_features))
         self.bias = nn.Parameter(torch.zeros(num_features))
@@ -67,7 +69,9 @@ class OfflineState(Norm):
                 psi=torch.zeros(num_features) if has_psi else None,
                 num_outliers=torch.tensor(0, dtype=torch.long) if counts_outliers else None).items():
             self.register_buffer(name, None if value is None else _at_least_float32(value))
-        self.exact_steps = None if isinstance(warmup_iters, float) else max(warmup_iters or 0, activations, gradients)
+        self._steps_of_records = max(activations, gradients)
+        self.exact_steps = None if is_share else max(warmup_iters or 0, self._steps_of_records)
+        self._pending = PendingSteps()
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """`scale` and `shift` of the norm at inference, `y = scale * x + shift` (Eq. 1): two `(C,)` float64 tensors.
@@ -166,23 +170,23 @@ class OfflineState(Norm):
                 buffer.zero_()
 
     def start_run(self, resumed: bool, steps: int) -> str:
-        """As :meth:`Norm.start_run`. A run that is not resumed begins at step 1: its weights may be of another task."""
-        if self.warmup_iters is None:
-            return ''
-        if not resumed:
+        """To be called when a run of `steps` more training steps begins; returns a warning for the user, or ''.
+
+        A run that is not `resumed` from its own checkpoint begins at step 1: its weights may be of another task.
+        """
+        if not resumed and self.warmup_iters is not None:
             self.restart_warmup()
         total = steps + int(self.num_batches_tracked)
-        if isinstance(self.warmup_iters, float) or total > self.warmup_iters:
+        if not isinstance(self.warmup_iters, int) or total > self.warmup_iters:
             return ''
         return (f'{type(self).__name__} never leaves its warm-up in this run: {total} training steps against '
                 f'warmup_iters={self.warmup_iters}, so that none of its averages are used. Set a shorter one in '
                 f'norm_cfg, for example warmup_iters={max(1, total // 10)}.')
 
     def set_progress(self, done: int, steps: int) -> None:
-        """As :meth:`Norm.set_progress`: ends a warm-up that is a share of the run."""
+        """To be called before each training step with the steps done and those of the run; ends a share's warm-up."""
         if isinstance(self.warmup_iters, float):
-            records = [len(record) for record in (self.activation_record, self.gradient_record) if record is not None]
-            self.exact_steps = max(0, *records) if done / steps >= self.warmup_iters else _ENDLESS
+            self.exact_steps = self._steps_of_records if done / steps >= self.warmup_iters else 1 << 62
 
     def _check_progress(self) -> None:
         if self.exact_steps is None:
@@ -193,19 +197,10 @@ class OfflineState(Norm):
 
     def extra_repr(self) -> str:
         arguments = ('eps', 'alpha', 'warmup_iters', 'window', 'outlier_filter', 'forward_average', 'backward_average',
-                     'backward_momentum', 'centered')
+                     'backward_momentum', 'centered', 'layer_scale', 'synchronized')
         shown = (f'{name}={getattr(self, name)!r}' for name in arguments if hasattr(self, name))
         return ', '.join([super().extra_repr(), *shown])
 
 
 def _at_least_float32(values: Tensor) -> Tensor:
     return values.float() if values.is_floating_point() and torch.finfo(values.dtype).bits < 32 else values
-
-
-def _check_warmup(warmup_iters: int | float | None) -> int | float | None:
-    if warmup_iters is None or type(warmup_iters) is int and warmup_iters >= 0:
-        return warmup_iters
-    if isinstance(warmup_iters, float) and 0 < warmup_iters < 1:
-        return warmup_iters
-    raise ValueError('warmup_iters must be a number of steps, an int of at least 0, or a share of the run, a float '
-                     f'between 0 and 1, got {warmup_iters!r}')

@@ -1,9 +1,7 @@
 """Unified Normalization (arXiv 2208.01313): Algorithm 2 from top to bottom, in the framework of its section 3.
 
 :class:`OfflineNorm` is the framework, :class:`UN` chooses its averages. Steps are numbered as in docs/paper_to_code.md.
-Tokens are `x` `(..., C)`; everything else is `(C,)`, one number a channel. On a GPU, :mod:`.kernels` computes the
-passes over tokens and UN's averages in Triton. The buffers are those of :mod:`.state`; :mod:`.sync` merges statistics
-over processes, and :mod:`.recompute` finds the step of a forward pass that is computed again.
+Tokens are `x` `(..., C)`; everything else is `(C,)`, one number a channel. The buffers are those of :mod:`.state`.
 """
 from __future__ import annotations
 
@@ -15,8 +13,7 @@ from ..registry import MODELS
 from . import kernels
 from .averages import arithmetic_mean, finite_or, geometric_mean, is_outlier, moving_average, not_finite, push
 from .base import check_choice, check_count
-from .kernels.reference import num_tokens, statistics_dtype, variance_and_mean
-from .recompute import PendingSteps
+from .kernels import reference
 from .state import OfflineState
 from .step import Step
 from .sync import merge_backward, merge_forward, num_processes
@@ -40,15 +37,11 @@ class OfflineNorm(OfflineState):
 
     synchronized = False
     loss_scale: Tensor | None = None
-    # Whether the averages are UN's own, which have a Triton kernel.
-    uses_fused_update = False
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._pending = PendingSteps()
+    has_triton_kernels = False  # for its training steps on a GPU
 
     @property
-    def _is_distributed(self) -> bool:
+    def is_distributed(self) -> bool:
+        """Whether statistics are merged over several processes."""
         return self.synchronized and num_processes() > 1
 
     def average(self, s: Tensor, averaged: Tensor, tokens: int | Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -68,8 +61,8 @@ class OfflineNorm(OfflineState):
 
     def _normalize_tokens(self, x: Tensor, valid: Tensor | None) -> Tensor:
         x = self.statistics_input(x)
-        if not self.training or (x.numel() == 0 and not self._is_distributed):
-            return affine(x, *self.scale_and_shift(statistics_dtype(x.dtype)))  # Eq. 1: scale * x + shift
+        if not self.training or (x.numel() == 0 and not self.is_distributed):
+            return reference.affine(x, *self.scale_and_shift(reference.statistics_dtype(x.dtype)))  # Eq. 1
         # The passes read it four times, and strided input is slower than one copy.
         x = x.contiguous()
         tokens = x.detach()  # statistics have no graph
@@ -86,20 +79,11 @@ class OfflineNorm(OfflineState):
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         """Forward 1 to 3 and 5."""
         self._check_progress()
-        mean = share = measured = None
-        if fused := self._fused_pass(valid, x):
-            statistic = fused.second_moment_parts(x)
-        else:
-            measured = self._measure(x, valid)
-            statistics, tokens, share = merge_forward(measured, x, valid, self._is_distributed)
-            statistic, mean = self._center(statistics)
-            fused = self._fused_update(self.activation_record, statistic)
-        if fused:
-            rstd, scale, averaged, outlier, s = fused.average_activation(
-                statistic, self.weight, self.num_batches_tracked, self.running_var, self.activation_record,
-                self.num_outliers, self.exact_steps, self.alpha, self.eps)
-            return Step(rstd, averaged, outlier, mean=mean, share=share, measured=s if measured is None else measured,
-                        scale=scale)
+        if triton := kernels.triton_for(self, x, valid):
+            return triton.new_step(self, x)
+        measured = self._measure(x, valid)
+        statistics, tokens, share = merge_forward(measured, x, valid, self.is_distributed)
+        statistic, mean = self._center(statistics)
         t = self.num_batches_tracked.add_(1)
         s = finite_or(statistic, self.running_var)
         var_hat, averaged, outlier = self.average(s, t > self.exact_steps, tokens)
@@ -109,8 +93,8 @@ class OfflineNorm(OfflineState):
     def _measure(self, x: Tensor, valid: Tensor | None) -> Tensor:
         """Forward 1: the statistics over tokens, `s` `(C,)`; with `centered` variance and mean `(2, C)`."""
         if self.centered:
-            return torch.stack(variance_and_mean(x, valid))
-        return kernels.kernels_for(x).second_moment(x, valid)  # s = mean of x^2
+            return torch.stack(reference.variance_and_mean(x, valid))
+        return reference.second_moment(x, valid)  # s = mean of x^2
 
     def _apply_step(self, step: Step, x: Tensor, valid: Tensor | None, bias: Tensor) -> Tensor:
         """Forward 4, with the estimated gradient."""
@@ -126,25 +110,15 @@ class OfflineNorm(OfflineState):
                              mean: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Backward 1 to 4: dgamma, dbeta, the `psi` to use (Eq. 9) and `g_mu`."""
         self._pending.note_backward_pass(step)
-        if fused := self._fused_pass(valid, dy, x):
-            psi, (dweight, dbias) = fused.average_gradient(
-                fused.gradient_parts(dy, x, rstd), self.psi, self.gradient_record, step.outlier, step.averaged,
-                self.alpha, self.loss_scale, weight, num_tokens(x))
-            return dweight, dbias, psi, None
+        if triton := kernels.triton_for(self, x, valid):
+            return *triton.backward_statistics(self, step, dy, x, weight), None
         # dgamma and dbeta over all tokens, and the means of dy * z and of dy over the valid ones
-        dweight, dbias, mean_dy_z, mean_dy = kernels.kernels_for(dy, x).gradient_sums(dy, x, rstd, mean, valid)
+        dweight, dbias, mean_dy_z, mean_dy = reference.gradient_sums(dy, x, rstd, mean, valid)
         # 1. g_var and g_mu (Eq. 6-9); a constant mean has no gradient
         g_mean = None if mean is None or self.centered == 'frozen' else weight * mean_dy
-        return dweight, dbias, *self._gradient_statistics(step, weight * mean_dy_z, g_mean)
-
-    def _gradient_statistics(self, step: Step, g: Tensor, g_mean: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Backward 2 to 4: the `psi` to use (Eq. 9) and `g_mu`, from the statistics of this process."""
-        g, g_mean, scale = merge_backward(step.share, g, g_mean, self.loss_scale)
+        g, g_mean, scale = merge_backward(step.share, weight * mean_dy_z, g_mean, self.loss_scale)
         if self.psi is None:
-            return g, g_mean
-        if fused := self._fused_update(self.gradient_record, g):
-            return fused.average_gradient(g, self.psi, self.gradient_record, step.outlier, step.averaged, self.alpha,
-                                          scale)[0], g_mean
+            return dweight, dbias, g, g_mean
         g = g if scale is None else g / scale  # the state is in units of the unscaled loss
         overflows = not_finite(g)
         used, psi, record = self.average_gradient(torch.where(overflows, self.psi, g), step)
@@ -153,21 +127,7 @@ class OfflineNorm(OfflineState):
         self.psi.copy_(torch.where(useless, self.psi, psi))
         if record is not None:
             self.gradient_record.copy_(torch.where(useless, self.gradient_record, record))
-        return used if scale is None else used * scale, g_mean
-
-    def _fused_update(self, record: Tensor | None, statistic: Tensor):
-        """Triton's kernels, if they compute the averages of this norm on this device."""
-        return kernels.fused_update(statistic.dtype, record) if self.uses_fused_update else None
-
-    def _fused_pass(self, valid: Tensor | None, *tokens: Tensor):
-        """Triton's kernels, if nothing comes between a pass over these tokens and the averages."""
-        if (self.centered or valid is not None or not self.uses_fused_update or self._is_distributed
-                or not kernels.triton_passes(*tokens)):
-            return None
-        return kernels.fused_update(torch.float32, self.activation_record, self.gradient_record)
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + (', synchronized' if self.synchronized else '')
+        return dweight, dbias, used if scale is None else used * scale, g_mean
 
 
 @MODELS.register_module()
@@ -195,10 +155,9 @@ class UN(OfflineNorm):
         backward_momentum (bool): whether that average passes through a moving average with `alpha`.
             Defaults to True.
         centered (bool | str): whether to subtract the mean over tokens: the current step's, with its exact gradient.
-            The variance about it is then averaged and filtered in place of the mean square. 'frozen' subtracts the
-            `running_mean` of the checkpoint that the run starts from, and does not change it: right for a detector on
-            a backbone that was pretrained with True. In eval mode both are the same. `--norm` of the tools chooses
-            between them; a config names one. Not from the paper. Defaults to False.
+            The variance about it then replaces the mean square. 'frozen' subtracts the `running_mean` of the checkpoint
+            that the run starts from, and does not change it: for a detector whose backbone was pretrained with True.
+            In eval mode both are the same. Not from the paper. Defaults to False.
         eta (float, optional): adds `eta * x` as RepBN does; the learnable number `eta` starts here. Not from the
             paper. Defaults to None, for no such term.
         eps (float): added to the variance. Defaults to 1e-5.
@@ -219,7 +178,9 @@ class UN(OfflineNorm):
         self.forward_average = check_choice('forward_average', forward_average, ('gm', 'current'))
         self.backward_average = check_choice('backward_average', backward_average, ('am', 'current'))
         self.backward_momentum = backward_momentum
-        self.uses_fused_update = (forward_average, backward_average, backward_momentum) == ('gm', 'am', True)
+        # Triton unrolls its loops over the window.
+        self.has_triton_kernels = window <= 32 and (
+            forward_average, backward_average, backward_momentum, centered) == ('gm', 'am', True, False)
 
     def average(self, s: Tensor, averaged: Tensor, tokens: int | Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Forward 2, 3 and 5, Eq. 16 and 18-19."""
@@ -276,7 +237,8 @@ class _Normalize(Function):
         # Detached: torch 2.1 drops the hooks of a parameter that is saved within a checkpoint.
         ctx.save_for_backward(x, weight.detach(), scale, step.rstd, step.mean, eta, valid)
         ctx.norm, ctx.step = norm, step
-        return affine(x, *_scale_and_shift(scale, bias, step.mean, eta))  # 4. Eq. 4-5
+        passes = kernels.triton_for(norm, x, valid) or reference
+        return passes.affine(x, *_scale_and_shift(scale, bias, step.mean, eta))  # 4. Eq. 4-5
 
     @staticmethod
     @once_differentiable
@@ -290,16 +252,11 @@ class _Normalize(Function):
             if mean is not None:
                 at_zero = rstd * (mean * rstd * psi if g_mean is None else mean * rstd * psi - g_mean)
             direct = scale if eta is None else scale + eta
-            dx = kernels.kernels_for(dy, x).input_gradient(dy, x, direct, psi, rstd, at_zero, valid)
+            passes = kernels.triton_for(ctx.norm, x, valid) or reference
+            dx = passes.input_gradient(dy, x, direct, psi, rstd, at_zero, valid)
         if eta is not None:  # sum(dy * x)
             deta = (dweight / rstd if mean is None else dweight / rstd + mean * dbias).sum().view(1)
         return dx, dweight, dbias, deta, None, None, None
-
-
-def affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """`scale * x + shift`, rounded once to `x.dtype`. Autograd differentiates only plain torch."""
-    passes = kernels.reference if torch.is_grad_enabled() else kernels.kernels_for(x)
-    return passes.affine(x, scale, shift)
 
 
 def _scale_and_shift(scale: Tensor, bias: Tensor, mean: Tensor | None, eta: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from mmdet.registry import MODELS as MMDET_MODELS
 from mmpretrain.models import SwinTransformer
 from torch import nn
 from torch.nn import functional as F
@@ -8,7 +7,6 @@ from torch.nn import functional as F
 from mmunorm.backbones import UNSwinTransformer
 from mmunorm.norms import UN
 
-from ..fusion import models
 from .models import assert_equals_stock, count, randomize
 
 ARCH = dict(embed_dims=8, depths=[2, 1, 2, 1], num_heads=[1, 2, 2, 4])
@@ -81,27 +79,6 @@ def test_checkpoint_of_another_window_size_loads(window_size):
     assert ours.eval()(torch.randn(IMAGES))[0].shape == (2, 64, 2, 2)
 
 
-def test_weights_of_a_classifier_load_into_a_detector(tmp_path):
-    classifier = randomize(models.classifier(dict(type='UNSwinTransformer', **{**SMALL, 'pad_small_map': False}), 64))
-    train_step(classifier.backbone, torch.randn(2, 3, 64, 64))  # statistics that are not the initial ones
-    saved = classifier.backbone.state_dict()
-    torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'classifier.pth')
-
-    detector = MMDET_MODELS.build(dict(
-        type='UNSwinTransformer', **SMALL, out_indices=ALL_STAGES,
-        init_cfg=dict(type='Pretrained', checkpoint=str(tmp_path / 'classifier.pth'), prefix='backbone.')))
-    detector.init_weights()
-    loaded = detector.state_dict()
-    for name, value in saved.items():
-        assert torch.equal(loaded[name], value), name
-    new = {name.split('.')[0] for name in loaded if name not in saved}
-    assert new == {'norm0', 'norm1', 'norm2'}
-
-    images = torch.randn(1, 3, 64, 64)
-    classifier.eval()
-    assert torch.equal(detector.eval()(images)[3], classifier.backbone(images)[0])
-
-
 def test_norm_eval_reaches_norms_of_every_type():
     """The stock class knows BatchNorm alone."""
     model = UNSwinTransformer(**SMALL, out_indices=ALL_STAGES, norm_eval=True).train()
@@ -144,17 +121,3 @@ def test_odd_sizes_have_one_map_per_level(size):
         assert output.is_contiguous()
     for name, parameter in model.named_parameters():
         assert parameter.grad.isfinite().all(), name
-
-
-@pytest.mark.filterwarnings('ignore:torch.utils.checkpoint')
-def test_activation_checkpointing_counts_each_step_once():
-    plain, checkpointed = (UNSwinTransformer(**SMALL, norm_cfg=NO_WARMUP, with_cp=with_cp) for with_cp in (False, True))
-    checkpointed.load_state_dict(plain.state_dict())
-    for model in (plain, checkpointed):
-        torch.manual_seed(0)
-        for _ in range(3):
-            train_step(model, torch.randn(IMAGES))
-    assert plain.norm3.num_batches_tracked == 3
-    torch.testing.assert_close(checkpointed.state_dict(), plain.state_dict())
-    for (name, parameter), other in zip(plain.named_parameters(), checkpointed.parameters(), strict=True):
-        torch.testing.assert_close(other.grad, parameter.grad, msg=name)

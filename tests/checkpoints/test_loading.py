@@ -1,23 +1,11 @@
-
-import pytest
 import torch
 
 from mmunorm.checkpoints.folded import load_folded, save_folded
-from mmunorm.checkpoints.loading import check_checkpoint, load_weights
+from mmunorm.checkpoints.loading import load_weights
 from mmunorm.fusion import fuse_norms
 from mmunorm.norms import replace_norms
-from mmunorm.utils import PreflightError
 
 from ..fusion import models
-
-
-def test_a_folder_names_its_latest_checkpoint(tmp_path):
-    with pytest.raises(PreflightError, match=f'{tmp_path} is a folder: a checkpoint is a file'):
-        check_checkpoint(str(tmp_path))
-    torch.save({}, tmp_path / 'epoch_3.pth')
-    with pytest.raises(PreflightError, match=f'is a folder: choose a checkpoint in it, such as {tmp_path}/epoch_3.pth'):
-        check_checkpoint(str(tmp_path))
-    check_checkpoint(str(tmp_path), folder=True)
 
 
 def test_the_tables_that_swin_v2_drops_from_every_file_are_not_missed(tmp_path):

@@ -8,6 +8,7 @@ from mmunorm import fuse_norms
 from mmunorm.deploy import FORMATS, ExportedModel, export_file, prepare_export
 from mmunorm.deploy.formats import litert
 from mmunorm.deploy.preprocessing import Samples
+from mmunorm.deploy.rewrite.operators import for_chips
 from mmunorm.deploy.tasks import graph_of
 from mmunorm.norms import OfflineNorm
 
@@ -100,6 +101,17 @@ def swin_backbone(stages=2, shift=True, **backbone):
 
 def small_swin(stages=2, shift=True):
     return models.classifier(swin_backbone(stages, shift, out_indices=(stages - 1, )), 8 * stages)
+
+
+def rewritten(model, images, atol=1e-6):
+    """The most dimensions of a tensor, and the operators' names, of a model's graph for chips, which computes the same.
+    """
+    with torch.no_grad():
+        graph = for_chips(torch.export.export(model, (images, ), strict=False))
+        torch.testing.assert_close(graph(images), model(images), rtol=0, atol=atol)
+    values = (node.meta.get('val') for node in graph.graph.nodes)
+    dims = max(value.dim() for value in values if isinstance(value, torch.Tensor))
+    return dims, [str(node.target) for node in graph.graph.nodes]
 
 
 class Beside(nn.ModuleDict):

@@ -422,12 +422,3 @@ def test_maps_in_a_simulator(chip, tmp_path):
     report = export_file(exportable, CHIPS[chip], tmp_path / f'm{CHIPS[chip].suffixes[0]}', int8='static',
                          samples=Samples(list(images), exportable.meta, 1))
     assert len(report.difference.snr) > 1 and min(report.difference.snr.values()) > 15
-
-
-@pytest.mark.slow
-def test_an_option_that_a_vendor_lacks(chip, tmp_path):
-    images = torch.rand(4, 3, 16, 16)
-    with pytest.raises(PreflightError, match='(?i)no_such_option|provider option|must be one of'):
-        mmunorm.export(WithLn().eval(), images[:1], tmp_path / f'm{CHIPS[chip].suffixes[0]}', int8='static',
-                       calibration=images, **({'activation_type': 'QInt3'} if chip == 'qnn' else {'no_such_option': 1}))
-    assert not [*tmp_path.iterdir()]

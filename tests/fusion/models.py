@@ -1,11 +1,13 @@
 """Small models with offline norms of far from trivial statistics, and the comparison of their outputs."""
 
 import re
+from types import SimpleNamespace
 
 import timm
 import torch
 from mmengine.config import ConfigDict
 from mmengine.registry import MODELS, DefaultScope
+from torch import nn
 
 from mmunorm import fuse_norms, replace_norms
 from mmunorm.norms.layers import is_norm
@@ -167,6 +169,24 @@ def one_stage_timm_swin(depth=2):
 
 def timm_vit(**kwargs):
     return timm_model('vit_tiny_patch16_224', **kwargs)
+
+
+class PreTrainedModel(nn.Module):
+    """A model as transformers has them, for images of 16 x 16: 5 LayerNorms."""
+
+    def __init__(self):
+        super().__init__()
+        self.vit = randomize(timm_vit(img_size=16, norm_cfg=None), gamma='none')
+        self.config = SimpleNamespace(output_hidden_states=False)
+
+    def forward(self, pixel_values, output_hidden_states=None):
+        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        hidden_states = self.vit.forward_intermediates(pixel_values, intermediates_only=True, norm=False) if (
+            wanted) else None
+        return SimpleNamespace(logits=self.vit(pixel_values), hidden_states=hidden_states)
+
+    def save_pretrained(self, folder):
+        return folder
 
 
 def outputs(model, x):

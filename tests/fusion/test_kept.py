@@ -79,7 +79,7 @@ def conv(*args, **kwargs):
     (nn.LayerNorm((9, 9)), nn.Linear(9, 3), 'class'),
     (nn.GroupNorm(2, 6), conv(1), 'online'), (nn.InstanceNorm2d(6, affine=True), conv(1), 'online'),
     (nn.BatchNorm2d(6, track_running_stats=False), conv(1), 'class'),
-    (BatchNormAct2d(6), conv(1), 'used/activation'),
+    (BatchNormAct2d(6), conv(1), 'class'),
     (nn.BatchNorm2d(6), conv(3, padding=1), 'used/padded convolution'),
     (nn.BatchNorm2d(6), conv((1, 3), padding='same'), 'used/padded convolution'),
     (nn.BatchNorm2d(6), ConvModule(6, 3, 3, padding=1, act_cfg=None), 'used/padded convolution'),
@@ -100,20 +100,14 @@ def test_reasons(norm, reader, why):
     assert why_kept(pair_of(norm, reader)) == why
 
 
-NOT_FINITE, INFINITE = 'its scale or shift is not finite', 'its {} is not finite; mmunorm.update_norms'
-
-
-@pytest.mark.parametrize('norm, name, value, why', [
-    (UN(6), 'weight', float('nan'), NOT_FINITE), (UN(6), 'bias', float('inf'), NOT_FINITE),
-    (UN(6), 'running_var', -1., NOT_FINITE), (UN(6), 'running_var', float('inf'), INFINITE),
-    (UN(6, centered=True), 'running_mean', float('inf'), INFINITE),
-    (nn.BatchNorm1d(6), 'running_var', float('inf'), INFINITE)])
-def test_statistics_that_are_not_finite(norm, name, value, why):
-    """Infinite statistics make a finite scale."""
+@pytest.mark.parametrize('norm, name, value', [
+    (UN(6), 'weight', float('nan')), (UN(6), 'bias', float('inf')), (UN(6), 'running_var', -1.),
+    (UN(6, centered=True), 'running_mean', float('inf'))])
+def test_statistics_that_are_not_finite(norm, name, value):
     model = pair_of(norm, nn.Linear(6, 3)).eval()
     getattr(model.norm, name).data[2] = value
     before = model.reader.weight.clone()
-    assert fuse_norms(model, example=torch.randn(4, 6)).kept[0].where.startswith(why.format(name))
+    assert fuse_norms(model, example=torch.randn(4, 6)).kept[0].where == 'its scale or shift is not finite'
     assert torch.equal(model.reader.weight, before)
 
 

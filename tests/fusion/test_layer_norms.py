@@ -294,6 +294,14 @@ def test_streams_of_offline_norms_are_rotated_on_request():
     assert not report.streams[0].is_centered and not torch.equal(folded.token, model.token)
 
 
+def test_a_stream_of_an_offline_norm_that_the_verification_keeps_stays():
+    model = randomized(replace_norms(ViT(), dict(type='UN')))
+    scale, shift = model.blocks[1].norm1.affine()
+    model.blocks[1].norm1.affine = lambda: (1.01 * scale, shift)
+    _, report = check_exact(model, IMAGES, rotate='hadamard')
+    assert [fold.norm for fold in report.kept] == ['blocks.1.norm1'] and not report.streams
+
+
 def test_streams_of_offline_norms_with_padded_windows_are_rotated():
     _, report = check_exact(randomized(models.swin_classifier()), torch.randn(1, 3, 36, 28), rotate='hadamard')
     assert len(report.streams) == 2 and any(fold.pads for fold in report.folded)
@@ -365,20 +373,6 @@ def test_in_inference_mode_as_much_is_folded_and_folding_twice_changes_nothing()
     report = fuse_norms(model, example=IMAGES)
     assert not (report.reduced or report.folded or report.kept or report.streams)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
-
-
-def test_gradients_of_the_input_are_those_of_the_model():
-    model = randomized(ViT(scale=True)).double()
-    folded = copy.deepcopy(model)
-    fuse_norms(folded, example=IMAGES, rotate='hadamard')
-    gradients = []
-    for one in (model, folded):
-        x = IMAGES.double().requires_grad_()
-        one(x).square().sum().backward()
-        gradients.append(x.grad)
-    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
-    assert not [name for name, parameter in folded.named_parameters()
-                if parameter.grad is None and name.partition('.')[0] not in ('second', 'wide')]
 
 
 @ROTATIONS

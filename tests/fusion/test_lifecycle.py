@@ -86,13 +86,17 @@ def test_a_norm_that_is_called_through_something_else(hold):
     models.fold(model, torch.randn(2, 7, 6, dtype=torch.float64), example=torch.randn(1, 4, 6).double())
 
 
-def test_gradients_flow():
+@pytest.mark.parametrize('make, images, rotate', [
+    (models.swin_classifier, X, None),
+    (partial(models.vit_classifier, models.LN, layer_scale_init_value=0.3), X[..., :32, :32], 'hadamard')])
+def test_gradients_flow(make, images, rotate):
     """Fine-tuning: the gradient of the image is the unfolded model's, and every parameter has one."""
-    unfolded = models.randomize(models.swin_classifier().double())
+    unfolded = models.randomize(make().double())
     model, gradients = copy.deepcopy(unfolded), []
-    fuse_norms(model, strict=True)
+    report = fuse_norms(model, rotate=rotate)
+    assert not report.kept and len(report.streams) == (rotate is not None)
     for net in (unfolded, model):
-        x = X.clone().requires_grad_()
+        x = images.clone().requires_grad_()
         y = net(x)
         (y * torch.arange(y.numel()).view_as(y).cos()).sum().backward()
         gradients.append(x.grad)

@@ -1,6 +1,5 @@
 """Rules of a user's own, norms that fold together among them, and the report."""
-import importlib
-import sys
+import pkgutil
 
 import pytest
 import torch
@@ -55,7 +54,7 @@ def test_a_model_that_knows_how_to_run(name):
 
 def test_the_nearest_class_wins_and_methods_count():
     fold_rule(MyModel, methods=())(lambda model: [Example(run)])
-    assert where(Other()) == ['its output is consumed by abs; its input is not only the output of linear layers']
+    assert where(Other()) == ['its output is consumed by abs']
     fold_rule(Child)(lambda model: [])
     assert where(Child())[0].startswith('no fold rule') and where(MyModel()) == ['fc']
 
@@ -169,23 +168,7 @@ def test_the_report_reads_as_a_table():
     assert stripped[6] == 'folded:'
 
 
-def test_a_mistyped_class_name_is_an_error_once_its_module_is_imported(monkeypatch):
-    name = 'timm.models.swin_transformer.PatchMergin'
-
-    @fold_rule(name, 'no_such_package.models.Block')
-    def my_rule(module):
-        yield Fills(None)
-
-    with monkeypatch.context() as patch:
-        for module in [module for module in sys.modules if module.partition('.')[0] == 'timm']:
-            patch.delitem(sys.modules, module)
-        fuse_norms(nn.Linear(2, 2).eval())  # no model of timm can be there
-    import timm  # noqa: F401
-    with pytest.raises(NameError, match=f'my_rule .* is for {name}, and there is no such class'):
-        fuse_norms(nn.Linear(2, 2).eval())
-
-
 def test_our_rules_name_classes_that_exist():
-    for package in ('mmdet', 'mmpretrain', 'timm'):
-        importlib.import_module(package)
-    rules.check_names()
+    for name in filter(lambda name: isinstance(name, str), rules._RULES):
+        if name.partition('.')[0] in ('mmdet', 'mmengine', 'mmpretrain', 'timm', 'torchvision'):
+            pkgutil.resolve_name(name)

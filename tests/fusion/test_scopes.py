@@ -159,24 +159,7 @@ def test_parts_may_be_allowed_and_their_tokens_restored():
         torch.testing.assert_close(stream.restore(one), other - other.mean(-1, keepdim=True), rtol=1e-4, atol=1e-4)
 
 
-class PreTrainedModel(nn.Module):
-    """A model as transformers has them."""
-
-    def __init__(self):
-        super().__init__()
-        self.vit, self.config = vit(), SimpleNamespace(output_hidden_states=False)
-
-    def forward(self, pixel_values, output_hidden_states=None):
-        wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        hidden_states = self.vit.forward_intermediates(pixel_values, intermediates_only=True, norm=False) if (
-            wanted) else None
-        return SimpleNamespace(logits=self.vit(pixel_values), hidden_states=hidden_states)
-
-    def save_pretrained(self, folder):
-        torch.save(self.state_dict(), folder)
-
-
-class Normalized(PreTrainedModel):
+class Normalized(models.PreTrainedModel):
     """Its last hidden state is normalized."""
 
     def forward(self, pixel_values, output_hidden_states=None):
@@ -185,7 +168,7 @@ class Normalized(PreTrainedModel):
         return SimpleNamespace(logits=self.vit.forward_head(tokens), hidden_states=hidden_states)
 
 
-@pytest.mark.parametrize('cls, kept', [(PreTrainedModel, []), (Normalized, ['vit.norm'])])
+@pytest.mark.parametrize('cls, kept', [(models.PreTrainedModel, []), (Normalized, ['vit.norm'])])
 def test_hidden_states_of_transformers_stay_without_a_rotation(cls, kept):
     model = cls().eval()
     before = model(X, output_hidden_states=True).hidden_states
@@ -195,11 +178,11 @@ def test_hidden_states_of_transformers_stay_without_a_rotation(cls, kept):
 
 
 def test_hidden_states_of_rotated_streams_are_refused(in_a_folder):
-    model = PreTrainedModel().eval()
+    model = models.PreTrainedModel().eval()
     before = copy.deepcopy(model)
     assert 'save_strategy' in str(fuse_norms(model, example=X, rotate='hadamard'))
     save_folded(model, 'folded.pth')
-    for one in (model, load_folded('folded.pth', PreTrainedModel())):
+    for one in (model, load_folded('folded.pth', models.PreTrainedModel())):
         torch.testing.assert_close(one(X).logits, before(X).logits, rtol=1e-4, atol=1e-4)
         for call in (lambda one=one: one(X, output_hidden_states=True), lambda one=one: one(X)):
             with pytest.raises(RuntimeError, match='^output_hidden_states: fuse_norms has rotated these tokens'):
@@ -211,7 +194,7 @@ def test_hidden_states_of_rotated_streams_are_refused(in_a_folder):
 
 def test_save_pretrained_is_refused():
     """Because `from_pretrained` builds a model with norms, and only warns that the file has none."""
-    model = PreTrainedModel().eval()
+    model = models.PreTrainedModel().eval()
     fuse_norms(model, example=X, layer_norms='keep')
     assert 'save_pretrained' not in vars(model)
     fuse_norms(model, example=X)

@@ -33,8 +33,8 @@ def pn(norm, weight, bias):
     return ref.ReferencePN(weight, bias, norm.layer_scale, norm.alpha, norm.warmup_iters)
 
 
-def bn(norm, weight, bias, eta=None):
-    return ref.ReferenceBN(weight, bias, eta)
+def bn(norm, **parameters):
+    return ref.ReferenceBN(**parameters)
 
 
 def formula(function):

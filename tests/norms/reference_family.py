@@ -45,43 +45,6 @@ class ReferencePN:
         return dict(running_var=self.psi2, psi=self.nu)
 
 
-class ReferenceBN:
-    """Ioffe and Szegedy, ICML 2015, derivatives of section 3; `eta` is RepBN's (Guo et al., ICML 2024)."""
-
-    def __init__(self, gamma, beta, eta=None, alpha=0.9, eps=1e-5):
-        self.gamma, self.beta, self.eta, self.alpha, self.eps = gamma, beta, eta, alpha, eps
-        self.running_mean, self.running_var = np.zeros_like(gamma), np.ones_like(gamma)
-
-    def forward(self, x, padded):
-        self.x, self.kept = x, ~padded
-        batch = x[self.kept]
-        self.m, self.mu = len(batch), batch.mean(0)
-        self.var = ((batch - self.mu) ** 2).mean(0)
-        self.x_hat = (x - self.mu) / np.sqrt(self.var + self.eps)
-        unbiased = self.var * self.m / (self.m - 1)
-        self.running_mean = self.alpha * self.running_mean + (1 - self.alpha) * self.mu
-        self.running_var = self.alpha * self.running_var + (1 - self.alpha) * unbiased
-        y = self.gamma * self.x_hat + self.beta
-        return y if self.eta is None else y + self.eta * x
-
-    def backward(self, dy):
-        d_hat = dy * self.gamma
-        std = np.sqrt(self.var + self.eps)
-        batch, centered = self.kept[:, None], self.x - self.mu
-        # A loss ignores padding: gradients there are in no statistic.
-        d_var = (batch * d_hat * centered).sum(0) * -0.5 / std ** 3
-        d_mu = (batch * -d_hat / std).sum(0)
-        dx = d_hat / std + batch * (d_var * 2 * centered + d_mu) / self.m
-        grads = dict(weight=(dy * self.x_hat).sum(0), bias=dy.sum(0))
-        if self.eta is not None:
-            dx = dx + self.eta * dy
-            grads['eta'] = np.array([(dy * self.x).sum()])
-        return dx, grads
-
-    def state(self):
-        return dict(running_mean=self.running_mean, running_var=self.running_var)
-
-
 class ReferenceFormula:
     """A norm without statistics over tokens: its formula in torch, differentiated by autograd."""
 
@@ -102,10 +65,28 @@ class ReferenceFormula:
         return {}
 
 
-def ln(x, ln_weight, ln_bias, eps=1e-5):
-    """Ba et al., 2016."""
-    centered = x - x.mean(1, keepdim=True)
-    return ln_weight * centered / (centered.square().mean(1, keepdim=True) + eps).sqrt() + ln_bias
+class ReferenceBN(ReferenceFormula):
+    """Ioffe and Szegedy, ICML 2015; `eta` is RepBN's (Guo et al., ICML 2024)."""
+
+    def __init__(self, alpha=0.9, eps=1e-5, **parameters):
+        super().__init__(self._normalize, **parameters)
+        self.alpha, self.eps = alpha, eps
+        self.running_mean, self.running_var = np.zeros_like(parameters['bias']), np.ones_like(parameters['bias'])
+
+    def forward(self, x, padded):
+        self.padded, batch = torch.from_numpy(padded)[:, None], x[~padded]
+        self.running_mean = self.alpha * self.running_mean + (1 - self.alpha) * batch.mean(0)
+        self.running_var = self.alpha * self.running_var + (1 - self.alpha) * batch.var(0, ddof=1)
+        return super().forward(x, padded)
+
+    def _normalize(self, x, weight, bias, eta=0.):
+        var, mean = torch.var_mean(x[~self.padded[:, 0]], 0, correction=0)
+        # A loss ignores padding: gradients there are in no statistic.
+        var, mean = (torch.where(self.padded, value.detach(), value) for value in (var, mean))
+        return weight * (x - mean) / (var + self.eps).sqrt() + bias + eta * x
+
+    def state(self):
+        return dict(running_mean=self.running_mean, running_var=self.running_var)
 
 
 def rmsn(x, weight, eps=1e-5):

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mmunorm.norms import UN, recompute
-from mmunorm.norms.step import Step
+from mmunorm.norms import UN
 
 from ..versions import checkpoints_compiled_code, compiles_as_one_graph
 from .cases import OFFLINE, build
@@ -166,21 +165,3 @@ def test_compiled_autograd_runs_a_backward_pass(monkeypatch):
     y = norm(x)
     monkeypatch.setattr(compiled_autograd, 'in_compiled_autograd_region', True)
     assert torch.equal(norm(x), y) and norm.num_batches_tracked == 1
-
-
-@pytest.mark.parametrize('later, waits', [(7, True), (8, False)])
-def test_a_step_without_a_graph_is_given_up(later, waits, monkeypatch):
-    """A pass with `torch.no_grad()`. While such a step is pending, each recomputed forward is measured and compared."""
-    pending, number, measured = recompute.PendingSteps(), iter(range(99)), []
-
-    def forward():
-        step = Step(torch.zeros(1), torch.tensor(True), measured=torch.full((1, 1), float(next(number))))
-        return pending.step(lambda: step, lambda: measured.append(step) or step.measured)
-
-    forward()
-    for _ in range(later):
-        pending.note_backward_pass(forward())
-    last = forward()
-    monkeypatch.setattr(recompute, 'in_backward_pass', lambda: True)
-    pending.step(None, lambda: measured.append(last) or last.measured)
-    assert len(measured) == waits

@@ -189,7 +189,7 @@ def test_convert_and_revert():
     assert [norm.synchronized for norm in (model[0], *model[2])] == [False, False, True]
     assert convert_sync(model) is model
     assert all(norm.synchronized for norm in (model[0], *model[2]))
-    assert 'synchronized' in repr(model[0])
+    assert 'synchronized=True' in repr(model[0])
     assert revert_sync(model) is model
     assert not any(norm.synchronized for norm in (model[0], *model[2]))
     assert SyncUN(4).synchronized  # the class is as it was

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmunorm.norms import UN, UN2d
+from mmunorm.norms import PN, UN, UN2d
 
 from .cases import assert_equals_reference, random_affine, train_steps, un
 
@@ -86,3 +86,11 @@ def test_a_share_of_a_run_of_unknown_length_is_refused_before_the_first_step():
     with pytest.raises(RuntimeError, match='warmup_iters=0.5 is a share .*set_progress'):
         norm.train()(torch.ones(3, 4))
     assert norm.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize('norm, steps', [(UN(4, window=3, warmup_iters=0.5), 3), (PN(4, warmup_iters=0.5), 0)])
+def test_a_share_of_a_run_ends_with_full_records(norm, steps):
+    norm.set_progress(4, 10)
+    assert norm.exact_steps > 10
+    norm.set_progress(5, 10)
+    assert norm.exact_steps == steps

@@ -31,6 +31,7 @@ TRAIN = [
     ('train {un} --cfg-options visualizer.vis_backends.0.type=WandbVisBackend', 'pip install wandb'),
     ("train {un} --work-dir ''", "--work-dir '': it must be a folder"),
     ('train {un} --work-dir file', "--work-dir 'file': it must be a folder"),
+    ('train whole.py --norm UN', 'whole.py has no model.backbone to put a norm into'),
     ('train {un} --cfg-options train_dataloader.dataset.data_root=loop', 'the data set is not there: loop: '),
     ('train {un} --cfg-options pretrained=loop', 'no checkpoint loop'),
     ('train {un} --work-dir latest --resume', '--trust-checkpoint'),
@@ -41,6 +42,7 @@ TRAIN = [
 TEST = [
     ('test {un} nowhere.pth', 'no checkpoint nowhere.pth'), ('test {un} loop', 'no checkpoint loop'),
     ('test {un} empty', 'empty is a folder: a checkpoint is a file'),
+    ('test {un} latest', 'latest is a folder: choose a checkpoint in it, such as latest/epoch_1.pth'),
     ('test {un} un.pth --norm LN', 'un.pth has backbone.norm1.activation_record: its norms are not'),
     ('test {un} un.pth --norm UN+', 'un.pth lacks backbone.norm1.eta: its norms are not'),
     ('test {un} un.pth --cfg-options model.head.in_channels=3', 'un.pth does not fit the config: '),
@@ -75,6 +77,8 @@ CONVERT = [(f'convert_norms {call} --out out --device cpu', message) for call, m
     ('{ln} nowhere.pth --to DyT', "--to DyT: norm_cfg={{'type': "),
     ('{ln} nowhere.pth --to X=UN,window=0', "--to X=UN,window=0: norm_cfg={{'type': "),
     ('{ln} nowhere.pth --to X=Foo', "--to X=Foo: there is no norm of type 'Foo'"),
+    ('{ln} nowhere.pth --to =UN', 'NAME=TYPE'), ('{ln} nowhere.pth --to X=UN,=4', 'NAME=TYPE'),
+    ('{ln} nowhere.pth --to X=UN,window', 'NAME=TYPE'),
     ('{ln} ln.pth --keep x', "keep: no LayerNorm has the name 'x'"),
     ('{ln} ln.pth --cfg-options model.head.in_channels=3', 'does not fit the config'),
     ('{un} un.pth', 'ImageClassifier has no LayerNorm or RMSNorm'),
@@ -157,10 +161,10 @@ def folder(tmp_path_factory, classifier, ln_classifier):
     linear = ln.read_text().replace('LinearClsHead', 'MultiLabelLinearClsHead')
     chain = json.dumps({'python tools/other.py': 3.0})
     for name, text in {
-            'broken.py': 'model = dict(\n', 'file': '', 'mine/a.jpg': 'no image', 'cut.onnx': 'onnx',
-            'alone.xml': '<net/>', 'latest/last_checkpoint': 'latest/epoch_1.pth',
-            'by_hand/swin_un_tiny.py': '# mine\n', 'other_chain/ship.json': chain,
-            'older/ship.json': chain,
+            'broken.py': 'model = dict(\n', 'whole.py': "model = dict(type='DETR')\n", 'file': '',
+            'mine/a.jpg': 'no image', 'cut.onnx': 'onnx', 'alone.xml': '<net/>',
+            'latest/last_checkpoint': 'latest/epoch_1.pth', 'by_hand/swin_un_tiny.py': '# mine\n',
+            'other_chain/ship.json': chain, 'older/ship.json': chain,
             'only_tested.py': f"_base_ = ['{ln}']\ntrain_dataloader = None\n",
             'labels.py': linear.replace("Accuracy', topk=1", "MultiLabelMetric'")}.items():
         (folder / name).write_text(text)

@@ -1,9 +1,7 @@
 import json
 
-import pytest
 import torch
 
-from mmunorm.benchmark import tasks
 from mmunorm.checkpoints.folded import folding_of
 
 from .. import tiny_runs
@@ -41,19 +39,3 @@ def test_a_checkpoint_is_measured_and_saved_folded(classifier, tmp_path, capsys,
     qkv, norm = f'{block}.attn.w_msa.qkv.weight', f'{block}.norm1'
     expected = state[qkv] * state[f'{norm}.weight'] / (state[f'{norm}.running_var'] + 1e-5).sqrt()
     torch.testing.assert_close(folded['state_dict'][qkv], expected)
-
-
-@pytest.mark.slow
-@pytest.mark.grid  # test_folding.py has what is special in detectors
-def test_detector(tmp_path, monkeypatch):
-    detector = tiny_runs.write_detector(tmp_path)[0]
-    monkeypatch.setattr(tasks, 'CANDIDATES', 5)
-    result = call(detector, '--repeat', '1', '--shape', '60', '90', '--out', tmp_path / 'out',
-                  '--cfg-options', 'model.test_cfg.rpn.max_per_img=20', 'model.backbone.norm_cfg.window=2')
-    assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == FILES
-    assert result['settings']['shape'] == (60, 90) and result['settings']['batch_size'] == 1
-    assert [(row['norm_calls'], row['plain_calls']) for row in result['rows']] == [
-        (16, 0), (1, 15), (16, 0), (0, 0), (0, 0)]
-    for row in (1, 3):
-        assert result['rows'][row]['output_difference']['relative'] < 1e-4
-    assert any(note.startswith('Detections in a batch: ') for note in result['notes'])

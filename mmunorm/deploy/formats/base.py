@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ...registry import is_missing
+from ...registry import MISSING
 from ...utils import PreflightError, error_text
 from ..comparison import MIN_SNR
 from ..graph import Exportable
@@ -186,7 +186,7 @@ def need(*packages: str, install: str = '') -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if not missing:
         return
-    if not install or is_missing('mmpretrain'):
+    if not install or 'mmpretrain' in MISSING:
         names = [DISTRIBUTIONS.get(package, package.replace('_', '-')) for package in missing]
         with suppress(PackageNotFoundError):
             known = {re.split('[^A-Za-z0-9-]', line)[0]: line.partition(';')[0] for line in requires('mmunorm') or ()}

@@ -19,36 +19,25 @@ class SingleOperators(nn.Module):
         is_layer_norm = isinstance(norm, FoldedLayerNorm)
         self.is_centered = not is_layer_norm or norm.is_centered
         self.shift = float(is_layer_norm and norm.is_padded)
-        self.linear = norm.linear
+        self.linear, self.channels_first = norm.linear, norm.channels_first
         width = len(norm.weight)
         self.mean = nn.Linear(width, 1)  # and eps: one operator, which XNNPACK has in 8 bits
         nn.init.constant_(self.mean.weight, 1 / width)
         nn.init.constant_(self.mean.bias, eps)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """`(..., C)`; returns the same shape."""
+    def forward(self, x: Tensor, data_format: str = 'channel_first') -> Tensor:
+        """As the norm's."""
+        is_map = self.channels_first and data_format == 'channel_first'
+        x = x.movedim(1, -1) if is_map else x
         if not self.is_centered:
             x = x - x.mean(-1, keepdim=True)
         x = x * self.mean(x.square()).rsqrt()
         x = x + self.shift if self.shift else x
-        return x if self.linear is None else self.linear(x)
-
-
-class ChannelsLast(nn.Module):
-    """Runs a norm over the channels of maps `(N, C, H, W)`."""
-
-    def __init__(self, norm: nn.Module):
-        super().__init__()
-        self.norm = norm
-
-    def forward(self, x: Tensor, data_format: str = 'channel_first') -> Tensor:
-        if data_format == 'channel_last':
-            return self.norm(x)
-        return self.norm(x.movedim(1, -1)).movedim(-1, 1)
+        x = x if self.linear is None else self.linear(x)
+        return x.movedim(-1, 1) if is_map else x
 
 
 def by_single_operators(graph: nn.Module) -> nn.Module:
     """A copy of a graph whose norms without weights are :class:`SingleOperators`."""
     return replace_modules(copy.deepcopy(graph), lambda module: isinstance(module, (FoldedLayerNorm, FoldedRMSNorm)),
-                           lambda norm: ChannelsLast(SingleOperators(norm)) if norm.channels_first
-                           else SingleOperators(norm))
+                           SingleOperators)

@@ -2,9 +2,8 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..padding import NeutralPadding, filled
 from ..rules import Fills, fold_rule
@@ -75,33 +74,28 @@ class _Transformers(NeutralPadding):
         return hidden_states, (0, 0, 0, -width % self.window_size, 0, -height % self.window_size)
 
 
-_FORWARD, _MASK = ('forward', 'window_partition', 'window_reverse'), 'get_attn_mask'
-# By full name: what is mixed in, and the methods that have to be the stock ones.
-_STOCK = {
-    'mmdet.models.backbones.swin.ShiftWindowMSA': (_OpenMMLab, _FORWARD),
-    'mmpretrain.models.utils.attention.ShiftWindowMSA': (_OpenMMLab, (*_FORWARD, _MASK)),
-    'timm.models.swin_transformer.SwinTransformerBlock': (_Timm, ('forward', '_attn', _MASK)),
-    'torchvision.models.swin_transformer.ShiftedWindowAttention': (_Torchvision, ('forward', )),
-    **{f'transformers.models.{name}Layer': (_Transformers, ('forward', 'maybe_pad')) for name in (
-        'swin.modeling_swin.Swin', 'donut.modeling_donut_swin.DonutSwin',
-        'maskformer.modeling_maskformer_swin.MaskFormerSwin')}
-}
-
-
 @cache
-def __getattr__(name: str) -> type[NeutralPadding]:
-    """The class `Filled_PACKAGE_CLASS`, made when it is asked for, as by a pickle."""
-    for path, (mixin, _) in _STOCK.items():
-        module, _, cls = path.rpartition('.')
-        if name == f'Filled_{path.partition(".")[0]}_{cls}':
-            return type(name, (mixin, getattr(import_module(module), cls)), dict(__module__=__name__))
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+def _filled_class(mixin: type[NeutralPadding], cls: type[nn.Module]) -> type[nn.Module]:
+    reduce = lambda self: (_new, (mixin, cls), vars(self))  # noqa: E731  a pickle cannot import the class
+    return type(f'Filled_{cls.__name__}', (mixin, cls), dict(__reduce__=reduce))
 
 
-def _fill_as(name: str):
-    return lambda module, fill: filled(module, __getattr__(name), fill)
+def _new(mixin: type[NeutralPadding], cls: type[nn.Module]) -> nn.Module:
+    made = _filled_class(mixin, cls)
+    return made.__new__(made)
 
 
-for _path, (_, _methods) in _STOCK.items():
-    _fact = Fills(_fill_as(f'Filled_{_path.partition(".")[0]}_{_path.rpartition(".")[2]}'))
-    fold_rule(_path, methods=_methods)(lambda module, fact=_fact: [fact])
+def _add_rule(mixin: type[NeutralPadding], *names: str, methods: tuple[str, ...]) -> None:
+    """Lets instances of these classes fill their padding with `mixin`, if `methods` are the stock ones."""
+    fold_rule(*names, methods=methods)(lambda module: [
+        Fills(lambda module, fill: filled(module, _filled_class(mixin, type(module)), fill))])
+
+
+_METHODS = ('forward', 'window_partition', 'window_reverse')
+_add_rule(_OpenMMLab, 'mmdet.models.backbones.swin.ShiftWindowMSA', methods=_METHODS)
+_add_rule(_OpenMMLab, 'mmpretrain.models.utils.attention.ShiftWindowMSA', methods=(*_METHODS, 'get_attn_mask'))
+_add_rule(_Timm, 'timm.models.swin_transformer.SwinTransformerBlock', methods=('forward', '_attn', 'get_attn_mask'))
+_add_rule(_Torchvision, 'torchvision.models.swin_transformer.ShiftedWindowAttention', methods=('forward', ))
+_add_rule(_Transformers, *(f'transformers.models.{name}Layer' for name in (
+    'swin.modeling_swin.Swin', 'donut.modeling_donut_swin.DonutSwin',
+    'maskformer.modeling_maskformer_swin.MaskFormerSwin')), methods=('forward', 'maybe_pad'))

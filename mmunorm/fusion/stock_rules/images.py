@@ -51,11 +51,3 @@ def _own_sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
             yield size, size
         elif isinstance(size, (tuple, list)) and len(size) == 2:
             yield tuple(size)
-
-
-def preprocessed(model: nn.Module, image: Tensor, sample) -> tuple[Tensor, list]:
-    """What a model of OpenMMLab is called with in a test: the image after its preprocessor, and the data sample."""
-    data = dict(inputs=[channels.byte() for channels in image], data_samples=[sample])
-    data = model.data_preprocessor(data, False)
-    inputs = data['inputs']  # a list if the preprocessor is mmengine's own
-    return (inputs if isinstance(inputs, Tensor) else torch.stack(list(inputs))).to(image), data['data_samples']

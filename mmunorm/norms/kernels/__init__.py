@@ -1,7 +1,6 @@
-"""How the numbers of an offline norm are computed: Triton on a GPU, plain torch (`reference`) elsewhere.
+"""How the numbers of an offline norm are computed: a training step of UN on a GPU in Triton, all else in plain torch.
 
-Under `torch.compile` it is always plain torch, which the compiler fuses. Plain torch also computes what the Triton
-kernels do not support: float64, strided or empty input, and averages other than UN's own.
+Under `torch.compile` it is always plain torch, which the compiler fuses.
 """
 from __future__ import annotations
 
@@ -13,10 +12,6 @@ import torch
 from torch import Tensor
 
 from ...compat import is_compiling
-from . import reference
-
-# Triton unrolls its loops over the steps of a record.
-_LONGEST_RECORD = 32
 
 
 @cache
@@ -28,22 +23,9 @@ def triton_kernels() -> ModuleType | None:
         return None
 
 
-def triton_passes(*tokens: Tensor) -> ModuleType | None:
-    """The Triton kernels, if they support these inputs `(..., C)`; None otherwise."""
-    if is_compiling() or not all(x.is_cuda and x.dtype != torch.float64 and x.numel() and x.is_contiguous()
-                                 for x in tokens):
-        return None
-    return triton_kernels()
-
-
-def kernels_for(*tokens: Tensor) -> ModuleType:
-    """The module with the passes over these inputs `(..., C)`: the Triton kernels if they support them."""
-    return triton_passes(*tokens) or reference
-
-
-def fused_update(dtype: torch.dtype, *records: Tensor) -> ModuleType | None:
-    """The Triton kernels, if they compute UN's averages over these records `(M, C)` of statistics; None otherwise."""
-    if is_compiling() or not all(record.is_cuda and len(record) <= _LONGEST_RECORD
-                                 and record.dtype == dtype == torch.float32 for record in records):
+def triton_for(norm, x: Tensor, valid: Tensor | None) -> ModuleType | None:
+    """The Triton kernels, if they compute a training step of an offline norm on tokens `x`; None for plain torch."""
+    if (not norm.has_triton_kernels or is_compiling() or not x.is_cuda or x.dtype == torch.float64 or valid is not None
+            or norm.running_var.dtype == torch.float64 or norm.is_distributed):
         return None
     return triton_kernels()

@@ -24,14 +24,10 @@ def num_tokens(values: Tensor) -> int:
     return values.numel() // values.shape[-1]
 
 
-# The dimensions of tokens; torch has at most 64.
-_TOKENS = tuple(range(63))
-
-
 def _sum_over_tokens(values: Tensor) -> Tensor:
     if values.dim() == 1:  # a single token
         return values
-    return values.sum(dim=_TOKENS[:values.dim() - 1])
+    return values.sum(dim=tuple(range(values.dim() - 1)))
 
 
 def _over_valid(values: Tensor, valid: Tensor | None) -> Tensor:

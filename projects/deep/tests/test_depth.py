@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from projects.paper.tests.logs import train, write_log
 from tests import tiny_runs
-from tests.logs import train, write_log
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 

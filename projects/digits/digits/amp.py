@@ -8,7 +8,7 @@ from mmengine.registry import OPTIM_WRAPPERS
 from mmengine.runner.amp import autocast
 from torch import nn
 
-from mmunorm.attention import plain_attention
+from mmunorm.benchmark.measure import plain_attention
 
 
 @OPTIM_WRAPPERS.register_module()

@@ -11,7 +11,8 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from mmunorm.compat import is_compiling
-from mmunorm.norms.base import call_norm, check_norm_cfg
+from mmunorm.norms import Norm
+from mmunorm.norms.base import check_norm_cfg
 
 LOCAL_CHANNELS = 16
 GLOBAL_CHANNELS = 64
@@ -157,7 +158,8 @@ class GlobalBranch(nn.Module):
         valid = valid_mask(x, strided_sizes(sizes))
         tokens = (x + self.position(zero_padding(x, valid))).flatten(2).transpose(1, 2)
         is_padding = None if valid is None else ~valid.flatten(1)
-        x = self.attn(call_norm(self.norm1, tokens, is_padding), is_padding)
+        masks = (is_padding, ) if isinstance(self.norm1, Norm) else ()
+        x = self.attn(self.norm1(tokens, *masks), is_padding)
         x = x + self.fc2(self.act(self.fc1(self.norm2(x))))
         gamma = self.gamma(x[:, 0])[:, 0] + self.gamma_base
         return gamma, self.colour(x[:, 1:]).unflatten(1, (3, 3))[..., 0] + self.colour_base

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from mmengine.evaluator import BaseMetric
 from mmengine.registry import METRICS
 
-from mmunorm.utils import LocalError, check_installed
+from mmunorm.deploy.formats.base import need
+from mmunorm.utils import LocalError
 from projects.paper.paper.curves import METRICS as SCALARS
 
 SCALARS['enhancement/PSNR'] = 'PSNR (dB)'
@@ -27,7 +28,7 @@ class ImageQuality(BaseMetric):
     default_prefix = 'enhancement'
 
     def __init__(self, **kwargs):
-        check_installed('torchmetrics', 'PSNR and SSIM', 'enhance')
+        need('torchmetrics')
         super().__init__(**kwargs)
 
     def process(self, data_batch: dict, data_samples: Sequence[dict]) -> None:

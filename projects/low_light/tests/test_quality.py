@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from mmunorm import utils
 from mmunorm.utils import LocalError, PreflightError
 from projects.low_light.low_light import ImageQuality
 
@@ -35,6 +34,6 @@ def test_too_small_images():
 
 
 def test_without_torchmetrics_the_way_to_get_it_is_named(monkeypatch):
-    monkeypatch.setattr(utils, 'find_spec', lambda name: None)
-    with pytest.raises(PreflightError, match=r"pip install '\.\[enhance\]'"):
+    monkeypatch.setattr('mmunorm.deploy.formats.base.find_spec', lambda name: None)
+    with pytest.raises(PreflightError, match='missing: torchmetrics; install with pip install .*torchmetrics'):
         ImageQuality()

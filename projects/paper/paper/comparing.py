@@ -12,7 +12,7 @@ from mmengine.registry import HOOKS, MODELS
 from mmunorm.cli.arguments import add_config_arguments, out_folder, positive
 from mmunorm.config.models import clear_build_errors
 from mmunorm.config.presets import parse_preset, set_norm, slug
-from mmunorm.norms import Norm
+from mmunorm.norms import OfflineNorm
 from mmunorm.utils import Interrupted, PreflightError, RunError
 
 from .runs import ComparedRun, config_text, differing_keys, read_settings
@@ -67,7 +67,7 @@ def with_norm(base: Config, name: str, norm_cfg: dict, steps: int) -> Config:
     cfg = Config(base.to_dict())
     set_norm(cfg, norm_cfg)
     cls = MODELS.get(norm_cfg['type'])
-    if issubclass(cls, Norm):
+    if issubclass(cls, OfflineNorm):
         arguments = {key: value for key, value in cfg.model.backbone.norm_cfg.items() if key != 'type'}
         with clear_build_errors():
             norm = cls(1, **arguments)

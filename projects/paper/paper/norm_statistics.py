@@ -18,8 +18,7 @@ from mmunorm.compat import in_backward_pass
 from mmunorm.engine.runner import unwrapped_model
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.base import check_count
-from mmunorm.norms.kernels import kernels_for
-from mmunorm.norms.kernels.reference import statistics_dtype, variance_and_mean
+from mmunorm.norms.kernels.reference import second_moment, statistics_dtype, variance_and_mean
 from mmunorm.norms.layers import channel_axis, input_of, norm_layers
 from mmunorm.utils import PreflightError
 
@@ -264,7 +263,7 @@ class NormTap:
         with torch.no_grad():
             x = x.detach().movedim(axis, -1)
             tokens = x.shape[:-1].numel() if valid is None else valid.sum()
-            _average(self.activation, kernels_for(x).second_moment(x, valid), self.tokens, tokens)
+            _average(self.activation, second_moment(x, valid), self.tokens, tokens)
             if self.mean is not None:
                 _average(self.mean, variance_and_mean(x, valid)[1], self.tokens, tokens)
         self.tokens = self.tokens + tokens
@@ -273,7 +272,7 @@ class NormTap:
         if target is not self.gradient:
             return  # a backward pass after the step
         tokens = dy.shape[:-1].numel()
-        _average(self.gradient, kernels_for(dy).second_moment(dy), self.gradient_tokens, tokens)
+        _average(self.gradient, second_moment(dy), self.gradient_tokens, tokens)
         self.gradient_tokens += tokens
 
     def _on_weight_gradient(self, dweight: Tensor) -> None:

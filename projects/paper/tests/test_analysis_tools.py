@@ -14,8 +14,8 @@ from mmunorm.config.models import load_model
 from mmunorm.fusion import fuse_norms
 from projects.paper.paper import NormRecord
 from tests import data_makers, tiny_runs
-from tests.logs import train, write_log
 
+from .logs import train, write_log
 from .records import NAMES, write_record
 
 PNAC, CHANNELS, OUTLIERS, CKA, REPORT, CURVES, SPREAD = (

@@ -9,7 +9,8 @@ from mmengine.config import Config
 
 from projects.paper.paper.results import write_norms
 from projects.paper.paper.runs import STRESSED, ComparedRun, config_text, differing_keys
-from tests.logs import train, write_log
+
+from .logs import train, write_log
 
 
 def finish(run, **metrics):

@@ -5,7 +5,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from projects.paper.paper.curves import COLOURS, curves_figure, draw_curves, line_styles, read_scalars
-from tests.logs import train, write_log
+
+from .logs import train, write_log
 
 
 def test_validations_get_the_last_training_step(tmp_path):

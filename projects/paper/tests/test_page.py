@@ -11,8 +11,8 @@ import pytest
 from projects.paper.paper import RecordError
 from projects.paper.paper.page import build_report, read_cka
 from projects.paper.paper.work_dirs import measure_work_dir, read_work_dirs, report_numbers
-from tests.logs import train, write_log
 
+from .logs import train, write_log
 from .records import NAMES, write_record
 
 CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')

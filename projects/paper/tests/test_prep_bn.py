@@ -15,6 +15,12 @@ from tests.norms import cases
 from tests.norms import reference_family as ref
 
 
+def layer_norm(x, ln_weight, ln_bias, eps=1e-5):
+    """Ba et al., 2016."""
+    centered = x - x.mean(1, keepdim=True)
+    return ln_weight * centered / (centered.square().mean(1, keepdim=True) + eps).sqrt() + ln_bias
+
+
 class ReferencePRepBN:
     """Guo et al., ICML 2024: `lambda * LN + (1 - lambda) * RepBN`, lambda linear in the step."""
 
@@ -44,8 +50,8 @@ def build(steps=12):
 
 
 def prep_bn(norm, weight, bias, eta, ln_weight, ln_bias):
-    layer_norm = ref.ReferenceFormula(ref.ln, ln_weight=ln_weight, ln_bias=ln_bias)
-    return ReferencePRepBN(ref.ReferenceBN(weight, bias, eta), layer_norm, norm.steps)
+    ln = ref.ReferenceFormula(layer_norm, ln_weight=ln_weight, ln_bias=ln_bias)
+    return ReferencePRepBN(ref.ReferenceBN(weight=weight, bias=bias, eta=eta), ln, norm.steps)
 
 
 @pytest.mark.parametrize('masked', [False, True])

@@ -11,10 +11,10 @@ from mmengine.registry import MODELS
 from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
-from mmunorm.norms.base import call_norm, check_count
+from mmunorm.norms.base import check_count
 from mmunorm.utils import PreflightError
 from projects.deep.deep import residuals
-from projects.deep.deep.residuals.sublayer import PreLinear, Sublayer, describe
+from projects.deep.deep.residuals.sublayer import PreLinear, Sublayer, call_norm, describe
 
 from .text.ids import PAD
 

@@ -1,6 +1,4 @@
-"""Swins of torchvision and transformers lose every norm, their padding is filled; copies, pickles, traces."""
-import copy
-
+"""Swins of torchvision and transformers lose every norm, their padding is filled; traces."""
 import pytest
 import torch
 from torchvision.models import SwinTransformer
@@ -14,14 +12,11 @@ def images(*size):
     return torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def test_torchvision(tmp_path):
+def test_torchvision():
     model = replace_norms(SwinTransformer([4, 4], 8, [2, 2], [2, 4], [4, 4], num_classes=5), models.UN)
     sizes = [images(36, 52), images(32, 32), images(45, 70)]
     report = models.fold(model, *sizes, strict=True, example=sizes[0])
     assert len(report.folded) == 11 and sum('padding filled' in fold.where for fold in report.folded) == 4
-    torch.save(model, tmp_path / 'model.pth')
-    for twin in (copy.deepcopy(model), torch.load(tmp_path / 'model.pth', weights_only=False)):
-        models.assert_equal(models.outputs(twin, sizes[0]), models.outputs(model, sizes[0]), 0)
 
 
 @pytest.mark.parametrize('name, count', [('SwinForImageClassification', 11), ('DonutSwinModel', 10),

@@ -23,21 +23,17 @@ if __name__ == '__main__':
     if not hasattr(compiler, 'ASTSource'):
         print('the compiler of Triton 2 asks for a GPU')
         sys.exit(77)  # test_triton.py skips
-    for gpu, dtype, flags, vector in ((80, '*fp16', None, None), (90, '*bf16', FLAGS, FLOAT)):
-        compile_for(gpu, kernels._products, x=dtype, dy=dtype, rstd=FLOAT, mean=vector, valid=flags, partial=FLOAT,
-                    factor='fp32')
-        compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=vector, rstd=FLOAT, dy=dtype, direct=FLOAT,
-                    valid=flags, out=dtype)
-        compile_for(gpu, kernels._products, x=dtype, dy=None, rstd=None, mean=None, valid=flags, partial=FLOAT,
-                    factor='fp32')
-        compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=FLOAT, rstd=None, dy=None, direct=None,
-                    valid=None, out=dtype)
-    for gpu, number, flag in ((80, COUNT, FLAGS), (90, None, None)):
-        blocks, dtype = dict(WINDOW=4, BLOCK_P=4, BLOCK_C=1024), FLOAT if number else '*bf16'
-        compile_for(gpu, kernels._average_activation, blocks, parts=FLOAT, weight=dtype, step=COUNT, running_var=FLOAT,
+    for gpu, dtype, number, flag in ((80, '*fp16', COUNT, FLAGS), (90, '*bf16', None, None)):
+        for gradient in (None, dtype):
+            compile_for(gpu, kernels._products, x=dtype, dy=gradient, partial=FLOAT)
+        compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=FLOAT, rstd=None, dy=None, direct=None, out=dtype)
+        compile_for(gpu, kernels._map, x=dtype, slope=FLOAT, constant=None, rstd=FLOAT, dy=dtype, direct=FLOAT,
+                    out=dtype)
+        blocks, weight = dict(WINDOW=4, BLOCK_P=4, BLOCK_C=1024), FLOAT if number else dtype
+        compile_for(gpu, kernels._average_activation, blocks, parts=FLOAT, weight=weight, step=COUNT, running_var=FLOAT,
                     record=FLOAT, outliers=number, rstd_out=FLOAT, scale_out=FLOAT, s_out=FLOAT, outlier_out=flag,
-                    averaged_out=FLAGS, alpha='fp32', eps='fp32')
-        compile_for(gpu, kernels._average_gradient, blocks, parts=FLOAT, weight=FLOAT if number else None,
-                    sums=FLOAT if number else None, psi=FLOAT, record=FLOAT, outlier=flag, averaged=FLAGS,
-                    loss_scale=FLOAT if number else None, units='fp32', used_out=FLOAT, factor='fp32', alpha='fp32')
+                    averaged_out=FLAGS, factor='fp32', alpha='fp32', eps='fp32')
+        compile_for(gpu, kernels._average_gradient, blocks, parts=FLOAT, rstd=FLOAT, weight=weight, dweight_out=FLOAT,
+                    dbias_out=FLOAT, psi=FLOAT, record=FLOAT, outlier=flag, averaged=FLAGS,
+                    loss_scale=FLOAT if number else None, used_out=FLOAT, factor='fp32', alpha='fp32')
     print('all kernels compile')

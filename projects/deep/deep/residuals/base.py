@@ -9,12 +9,11 @@ import torch
 from mmpretrain.models.utils import build_norm_layer
 from torch import Tensor, nn
 
-from mmunorm.norms.base import call_norm
 from mmunorm.registry import Registry
 from mmunorm.utils import PreflightError
 
 from .clock import UpdateClock
-from .sublayer import Sublayer
+from .sublayer import Sublayer, call_norm
 
 RESIDUALS = Registry('residual', locations=['projects.deep.deep.residuals'])
 Scale = float | Tensor | None

@@ -7,10 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from mmunorm.norms.base import call_norm
-
 from .base import RESIDUALS, Residual, ResidualError, Scale, StackPosition
-from .sublayer import OUTER_ROLES, Sublayer
+from .sublayer import OUTER_ROLES, Sublayer, call_norm
 
 
 @RESIDUALS.register_module()

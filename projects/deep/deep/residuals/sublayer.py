@@ -9,10 +9,15 @@ from mmcv.cnn.bricks.transformer import FFN
 from mmpretrain.models.utils import MultiheadAttention, ShiftWindowMSA, SwiGLUFFN
 from torch import Tensor, nn
 
-from mmunorm.norms.base import call_norm
+from mmunorm.norms import Norm
 
 OUTER_ROLES = ('v', 'out', 'fc1', 'fc2')
 ROLES = ('q', 'k', *OUTER_ROLES)
+
+
+def call_norm(norm: nn.Module, x: Tensor, pad_mask: Tensor | None) -> Tensor:
+    """`norm(x)`, with the pad mask for norms of this package: the others have no statistics over tokens."""
+    return norm(x, pad_mask) if pad_mask is not None and isinstance(norm, Norm) else norm(x)
 
 
 class PreLinear(nn.Sequential):

@@ -4,7 +4,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from mmunorm.utils import PreflightError, check_installed
+from mmunorm.deploy.formats.base import need
+from mmunorm.utils import PreflightError
 from projects.digits.digits.atomic_folder import atomic_folder, is_complete
 from projects.photographs.photographs.apt import fetched_lists
 
@@ -37,7 +38,7 @@ def make_translation(out: str | os.PathLike, languages: Sequence[str], vocab_siz
         PreflightError: apt or sentencepiece is missing, or apt cannot get the text.
         FolderError: the folder must not be overwritten.
     """
-    check_installed('sentencepiece', 'subwords', 'translate')
+    need('sentencepiece')
     settings = dict(pair='-'.join(['en', *languages]), vocab_size=vocab_size)
     if is_complete(out, settings, force):
         return None

@@ -11,7 +11,8 @@ from mmengine.evaluator import BaseMetric
 from mmengine.logging import print_log
 from mmengine.registry import METRICS
 
-from mmunorm.utils import RunError, check_installed, write_text
+from mmunorm.deploy.formats.base import need
+from mmunorm.utils import RunError, write_text
 from projects.paper.paper.curves import METRICS as SCALARS
 
 from .lines import check_line_counts, evenly_spaced, language_token, read_lines
@@ -141,6 +142,6 @@ def paired_bootstrap(a: Sequence[str], b: Sequence[str], references: Sequence[st
 
 
 def _metrics() -> dict:
-    check_installed('sacrebleu', 'BLEU and chrF', 'translate')
+    need('sacrebleu')
     from sacrebleu.metrics import BLEU, CHRF
     return dict(BLEU=BLEU(), chrF=CHRF())

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from mmunorm.utils import PreflightError, check_installed, whole_file
+from mmunorm.deploy.formats.base import need
+from mmunorm.utils import PreflightError, whole_file
 
 from .ids import BOS, EOS, PAD, UNK
 from .lines import language_token, read_lines
@@ -31,7 +32,7 @@ class Subwords:
     """
 
     def __init__(self, path: str | os.PathLike):
-        check_installed('sentencepiece', 'subwords', 'translate')
+        need('sentencepiece')
         from sentencepiece import SentencePieceProcessor
         try:
             content = Path(path).read_bytes()
@@ -87,7 +88,7 @@ def train_subwords(texts: Sequence[str | os.PathLike], path: str | os.PathLike, 
     Raises:
         PreflightError: sentencepiece is missing, a text cannot be used, or `vocab_size` does not fit it.
     """
-    check_installed('sentencepiece', 'subwords', 'translate')
+    need('sentencepiece')
     from sentencepiece import SentencePieceTrainer
     # First, because sentencepiece hides errors while reading.
     tokens = {language_token(line) for text in texts for line in read_lines(text)}

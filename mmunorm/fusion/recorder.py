@@ -1,19 +1,21 @@
-"""Attention in a run: which rows of layers are its queries, keys and values, as one function or as products."""
+"""What records a run: the tags of tensors, what consumes them, and attentions."""
 from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from .folds import Use
 from .operators import KEEP_SCORES, MATRIX_PRODUCTS, PRODUCTS, SIZES, SUMS
-from .record import Attention, Recorder
-from .tags import Numbers, Tag, unrepeated
+from .plan import FoldPlan
+from .record import Attention, Trace
+from .tags import NOTHING, Numbers, Tag, unrepeated
 
 
 @dataclass
@@ -23,8 +25,65 @@ class Scores:
     is_softmax: bool = False
 
 
-class AttentionRecorder(Recorder):
-    """Records the attentions of a run."""
+class Recorder(TorchFunctionMode):
+    """The tags of a run, and what consumes them."""
+
+    def __init__(self, plan: FoldPlan):
+        super().__init__()
+        self._plan, self.trace = plan, Trace()
+        self._sources = self.trace.sources
+        self._start()
+
+    def _start(self) -> None:  # before a run
+        self._inside: list[str] = []  # the modules that are being called
+        self._tagged: list[weakref.ref[Tensor]] = []
+        self._scored: list[weakref.ref[Tensor]] = []
+        self.is_suspended = False
+        self.depth = 0  # of functions that are running
+
+    def _set(self, tensor: Tensor, tag: Tag, crosses: bool = False) -> None:
+        """`crosses`: whether it may be what a module returns to another."""
+        if not hasattr(tensor, 'tag'):
+            self._tagged.append(weakref.ref(tensor))
+        tensor.tag, tensor.crosses = tag, crosses
+
+    def _along(self, numbers: range, like: Tensor, axis: int) -> Tag:
+        """The tag of a tensor like `like`, whose dimension `axis` is the channels of these numbers."""
+        shape = [1] * like.dim()
+        shape[axis] = -1
+        tag = Tag(self._sources, np.broadcast_to(np.array(numbers).reshape(shape), like.shape))
+        tag.found = list(numbers)
+        return tag
+
+    def _tokens(self, tensor: Tensor, axis: int) -> Numbers:
+        """The numbers of a tensor's tokens `(n, C)`, equal ones once, where the dimension `axis` is the channels."""
+        numbers, size = np.moveaxis(unrepeated(tensor.tag.numbers)[0], axis, -1), tensor.shape[axis]
+        return np.broadcast_to(numbers, (*numbers.shape[:-1], size)).reshape(-1, size)
+
+    def _join(self, numbers: Iterable[int]) -> None:
+        """Makes the sources of these numbers one residual stream."""
+        indices = self._sources.indices(numbers)
+        self.trace.joined += [(indices[0], index) for index in indices[1:]]
+
+    def _stream(self, numbers: Numbers) -> Numbers:
+        """Makes the sources of written numbers one stream. Returns these with the same number for each channel."""
+        self._join(numbers)
+        widest = max((source.numbers for source in self._sources.among(numbers)), key=len, default=range(0))
+        return np.where(numbers >= 0, self._sources.channel[numbers] + widest.start, NOTHING)
+
+    def block(self, tensor: Tensor, use: Use) -> None:
+        """Records that something other than a layer consumes a tensor."""
+        if hasattr(tensor, 'tag'):
+            self._add_use(tensor.tag.found, use)
+
+    def _add_use(self, numbers: Iterable[int] | Numbers, use: Use) -> None:
+        use = replace(use, inside=next(reversed(self._inside), ''))
+        for number in np.unique(numbers[numbers >= 0]).tolist() if isinstance(numbers, Numbers) else numbers:
+            known = self.trace.uses.setdefault(number, [])
+            if use not in known:
+                known.append(use)
+
+    # Attention: which rows of layers are its queries, keys and values, as one function or as products.
 
     def _record_attention(self, y: Tensor, query: Tensor, key: Tensor, value: Tensor, attn_mask=None, dropout_p=0.,
                           is_causal: bool = False, scale=None, enable_gqa: bool = False) -> None:
@@ -63,7 +122,7 @@ class AttentionRecorder(Recorder):
             return None
         numbers = np.moveaxis(x.tag.numbers, axis, -1)
         few, = unrepeated(numbers)
-        if few.shape[-2] > 1 or (few < 0).any() or self._kinds(few) != {'layer'}:
+        if few.shape[-2] > 1 or (few < 0).any() or self._sources.kinds(few) != {'layer'}:
             return None
         return numbers[..., 0, :]
 
