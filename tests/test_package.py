@@ -50,6 +50,17 @@ def test_its_tools_are_listed(installed, monkeypatch, capsys):
         listed = {line.strip() for line in capsys.readouterr().out.splitlines()}
         assert stop.value.code == error and 'demo' not in listed
         assert {'train', 'test', 'infer', 'dist_train', 'analysis/fuse_and_benchmark'} <= listed
+        assert 'ship_report' not in listed
+
+
+def test_ship_has_its_report(installed, monkeypatch, capsys):
+    monkeypatch.setattr(mmunorm.__main__, 'TOOLS', installed / 'mmunorm/.mim/tools')
+    monkeypatch.setattr(sys, 'path', [*sys.path])
+    monkeypatch.delitem(sys.modules, 'ship_report', raising=False)
+    with pytest.raises(SystemExit, match='^0$'):
+        mmunorm.__main__.main(['ship', '--help'])
+    report = Path(sys.modules['ship_report'].__file__)
+    assert report.is_relative_to(installed) and report.with_name('ship.html.jinja').exists()
 
 
 CONFIG = """

@@ -4,6 +4,7 @@ import gc
 import importlib.util
 import json
 import math
+import sys
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +79,8 @@ def load_tool(name):
     folder = ROOT / 'projects' / project / 'tools' if project else ROOT / 'tools'
     spec = importlib.util.spec_from_file_location(f'tool_{project}_{name}', folder / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # a tool imports the modules beside it
     spec.loader.exec_module(module)
     return module
 

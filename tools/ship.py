@@ -10,11 +10,15 @@ import argparse
 import copy
 import json
 import os
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from mmunorm.benchmark.models import EXACT
 from mmunorm.checkpoints.loading import load_weights
-from mmunorm.cli import ship_report, shipping
+from mmunorm.cli import run_tool
 from mmunorm.cli.arguments import (
     add_config_arguments,
     command,
@@ -25,7 +29,6 @@ from mmunorm.cli.arguments import (
     set_dataloader_defaults,
 )
 from mmunorm.cli.data_checks import check_data
-from mmunorm.cli.shipping import Stage
 from mmunorm.config.models import build_model, load_model
 from mmunorm.config.presets import HELP, count_steps, renamed
 from mmunorm.deploy.formats import VARIANTS, find_format, table
@@ -38,7 +41,8 @@ from mmunorm.engine.conversion import parse_goal
 from mmunorm.engine.distillation import backbone_of
 from mmunorm.fusion import fuse_norms
 from mmunorm.norms.replace import layer_norms
-from mmunorm.utils import PreflightError, write_text
+from mmunorm.utils import PreflightError, RunError, write_text
+from ship_report import Outcome, draw_samples, write_report
 
 from mmengine.config import Config
 from mmengine.registry import DATASETS
@@ -86,6 +90,46 @@ def parse_args(argv=None):
                 parser.error(f'--{name.replace("_", "-")} cannot be combined with --to exact, which trains nothing')
     args.adapt_steps = 300 if args.adapt_steps is None else args.adapt_steps
     return args
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One command of the chain."""
+    title: str
+    command: tuple[str, ...]  # a tool, and its arguments
+    result: Path  # the file or folder that it writes
+    prepare: Callable[[], None] | None = None  # called before the command
+
+    def __str__(self):
+        return f'python {shlex.join(self.command)}'
+
+
+def run_stages(stages, out):
+    """Runs the stages that are not done yet; returns the seconds that each took, by command.
+
+    `out/ship.json` lists the finished stages; a PreflightError if it is of another chain. An interrupted training
+    resumes. A RunError if a stage failed.
+    """
+    file = out / 'ship.json'
+    done = json.loads(file.read_text()) if file.exists() else {}
+    if others := [command for command in done if command not in map(str, stages)]:
+        raise PreflightError(f'--out {out} has another chain, with `{others[0]}`: name another folder.')
+    for number, stage in enumerate(stages, 1):
+        print(f'\n=== {number}/{len(stages)} {stage.title}\n$ {stage}', flush=True)
+        if str(stage) in done and stage.result.exists():
+            print('=== is done', flush=True)
+            continue
+        if stage.prepare:
+            stage.prepare()
+        start = time.time()
+        status = run_tool(stage.command)
+        if status:
+            raise RunError(f'the command above ended with status {status}. Once that is fixed, the same call of '
+                           f'ship.py goes on from there.')
+        done[str(stage)] = round(time.time() - start, 1)
+        write_text(file, json.dumps(done, indent=1))
+        print(f'=== done in {done[str(stage)]:.0f} s', flush=True)
+    return done
 
 
 def options_of(args):
@@ -186,7 +230,7 @@ def outcome_of(args, model, steps, row, recipe, checkpoint, file, images):
         metrics[EXACT if args.to == EXACT else 'trained and folded'] = newest_metrics(args.out / 'folded')
     measured = args.out / 'speed/formats.json'
     result = json.loads(measured.read_text()) if measured.exists() else None
-    return ship_report.Outcome(steps, file, row, '', metrics, result, left, images), losses, fusion
+    return Outcome(steps, file, row, '', metrics, result, left, images), losses, fusion
 
 
 def write_recipe(converted, steps, path, adapted):
@@ -260,7 +304,7 @@ def main(argv=None):
     done = args.out / 'ship.json'
     if done.exists() and os.path.isfile(args.checkpoint) and os.path.getmtime(args.checkpoint) > done.stat().st_mtime:
         raise PreflightError(f'--out {args.out} has results of an older {args.checkpoint}: name another folder.')
-    seconds = shipping.run_stages(stages, args.out)
+    seconds = run_stages(stages, args.out)
     row = form_of(chosen.name, int8)
     outcome, losses, fusion = outcome_of(args, model, steps, row, recipe, checkpoint, file,
                                          len(dataset))
@@ -271,9 +315,9 @@ def main(argv=None):
     if runners and outcome.row:
         runners[f'the file, {file.name}'] = ExportedModel(file)
     report = args.out / 'report.html'
-    ship_report.write_report(
+    write_report(
         report, f'{Path(args.config).stem}: from LayerNorm to {file.name}', outcome, stages, seconds, losses,
-        str(fusion), ship_report.draw_samples(dataset, runners))
+        str(fusion), draw_samples(dataset, runners))
     print(*outcome.conclusion(), f'written: {file}', f'written: {report}', sep='\n')
     if args.to != EXACT and any(outcome.left[outcome.name]):
         print(f'some norms did not fold: {outcome.norms_left}')

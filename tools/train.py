@@ -6,10 +6,11 @@ from mmunorm.checkpoints.loading import check_checkpoint, load_weights, read_che
 from mmunorm.cli import training
 from mmunorm.cli.arguments import add_runner_arguments, apply_runner_arguments, command, load_config
 from mmunorm.cli.data_checks import check_data
+from mmunorm.config.models import clear_build_errors
 from mmunorm.config.pretrained import pretrained_path
 from mmunorm.config.starting import fit_load_from, fit_pretrained
 from mmunorm.engine.runner import unwrapped_model
-from mmunorm.utils import PreflightError
+from mmunorm.utils import Interrupted, PreflightError, error_text
 
 from mmengine.runner import Runner, find_latest_checkpoint
 
@@ -53,6 +54,32 @@ def enable_auto_scale_lr(cfg):
     cfg.auto_scale_lr.enable = True
 
 
+def train(runner):
+    """Trains, and calls `flush(runner)` of each hook that has it when an error or Ctrl-C ends the run.
+
+    So a hook writes what it holds. mmengine calls `after_train` only when a run ends normally.
+    """
+    if isinstance(runner, Runner):
+        with clear_build_errors():  # in the order of Runner.train, which draws the same random numbers then
+            _ = runner.train_loop
+            runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
+            _ = runner.val_loop
+    training.log_summary(runner)
+    try:
+        runner.train()
+    except BaseException as error:
+        for hook in runner.hooks:
+            if hasattr(hook, 'flush'):
+                try:
+                    hook.flush(runner)
+                except Exception as problem:  # must not hide what ended the run
+                    runner.logger.warning(f'{type(hook).__name__} could not write its data: {error_text(problem)}')
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
+                              f'{runner.work_dir}, if there is one.') from None
+        raise
+
+
 @command
 def main(argv=None):
     args = parse_args(argv)
@@ -71,7 +98,7 @@ def main(argv=None):
     runner = training.build_runner(cfg)
     if isinstance(runner, Runner) and cfg.get('resume'):  # mmengine would take a checkpoint of another model
         load_weights(unwrapped_model(runner), cfg.load_from)
-    training.train(runner)
+    train(runner)
 
 
 if __name__ == '__main__':

@@ -10,7 +10,6 @@ import copy
 import os
 from collections.abc import Mapping
 from io import BytesIO
-from pathlib import Path
 from pickle import UnpicklingError
 
 import torch
@@ -110,7 +109,7 @@ def save_folded(model: nn.Module, path: str | os.PathLike, cfg=None, report: Fus
         PreflightError: `path` is there and is no regular file, such as a folder or a device.
     """
     check_module(model)
-    path = written_file(_path(path, 'save_folded(model, path)'))
+    path = written_file(path)
     model = unwrapped(model)
     with uncompiled(model):
         structure = folding_of(model)
@@ -149,10 +148,9 @@ def load_folded(path: str | os.PathLike, model: nn.Module) -> nn.Module:
             is changed in place, unless the file does not fit.
 
     Raises:
-        TypeError: `path` is no path, or `model` is no module.
+        TypeError: `model` is no module.
         ValueError: the file is no folded checkpoint, or one of a model that computes something else.
     """
-    path = _path(path, 'load_folded(path, model)')
     check_module(model)
     add_safe_globals([FoldedAway])
     try:
@@ -162,9 +160,7 @@ def load_folded(path: str | os.PathLike, model: nn.Module) -> nn.Module:
     if not isinstance(checkpoint, dict) or 'norms' not in checkpoint.get('meta', {}).get('mmunorm', {}):
         raise ValueError(f'{path}: not a folded checkpoint; mmunorm.save_folded writes one')
     inner = unwrapped(model)
-    if any(isinstance(module, Folded) for module in inner.modules()):
-        raise ValueError('model: it is folded already; give one of the same architecture that is not')
-    if any(parameter.is_meta for parameter in inner.parameters()):
+    if any(parameter.is_meta for parameter in inner.parameters()):  # torch would only warn
         raise ValueError('model: it is on the meta device; call model.to_empty(device="cpu") first')
     note = checkpoint['meta']['mmunorm']
     with uncompiled(inner):
@@ -216,12 +212,6 @@ def _check_settings(model: nn.Module, expected: Mapping[str, Mapping]) -> None:
             if name in settings and settings[name].get(key) != value:
                 raise ValueError(f'{join(name, key)} is {value!r} in the file and {settings[name].get(key)!r} in the '
                                  'model')
-
-
-def _path(path: str | os.PathLike, call: str) -> Path:
-    if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f'path: must be a path, got {type(path).__name__}; the arguments are {call}')
-    return Path(path)
 
 
 def folded_config(model_cfg: dict, folding: Mapping) -> dict:

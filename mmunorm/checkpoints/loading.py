@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from mmengine.runner.checkpoint import load_state_dict
@@ -70,23 +70,20 @@ def load_weights(model: nn.Module, checkpoint: str) -> dict:
 
 def num_fitting(model: nn.Module, weights: Mapping[str, Tensor]) -> int:
     """How many of a model's matrices `weights` have; a file may lack a head, or have other layers."""
-    return sum(name in weights and weights[name].shape == value.shape for name, value in _matrices(model))
+    # By the names of checkpoints: mmpretrain's TimmClassifier leaves out a prefix there. Loading resizes positions.
+    return sum(isinstance(value, nn.Parameter) and value.ndim > 1 and not name.endswith(_RESIZED)
+               and name in weights and weights[name].shape == value.shape
+               for name, value in model.state_dict(keep_vars=True).items())
 
 
 def check_fits(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str) -> None:
     """Raises a PreflightError if a model has none of the weights of a file, which mmengine only logs."""
     if not num_fitting(model, weights):
-        raise PreflightError(_mismatch(model, weights, checkpoint))
+        raise PreflightError(_mismatch(model, weights, checkpoint, 'no weight has a name and shape of the model.'))
 
 
-def _matrices(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    # By the names of checkpoints: mmpretrain's TimmClassifier leaves out a prefix there. Loading resizes positions.
-    return ((name, value) for name, value in model.state_dict(keep_vars=True).items()
-            if isinstance(value, nn.Parameter) and value.ndim > 1 and not name.endswith(_RESIZED))
-
-
-def _mismatch(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str, error: str = '') -> str:
-    """Why a checkpoint does not fit a model; `error` is torch's."""
+def _mismatch(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str, error: str) -> str:
+    """Why a checkpoint does not fit a model: the error, or a hint if it has other norms."""
     names, expected, norms = {*weights}, {*model.state_dict()}, dict(norm_layers(model))
     if (odd := names ^ expected) and all(key.rpartition('.')[0] in norms for key in odd):
         key = min(odd)
@@ -94,18 +91,7 @@ def _mismatch(model: nn.Module, weights: Mapping[str, Tensor], checkpoint: str, 
         kind = 'UN+' if 'running_mean' in of_norms else 'UN' if 'running_var' in of_norms else 'LN'
         return (f"the checkpoint {checkpoint} {'has' if key in names else 'lacks'} {key}: its norms are not the "
                 f"config's. Name them with --norm, such as --norm {kind}.")
-    parts = [f'{what.format(plural(len(keys), "name"))}, such as {min(keys)}' for what, keys in (
-        ('lacks {}', expected - names), ('has {} too many', names - expected)) if keys]
-    why = f'it {" and ".join(parts)}.' if parts else ' '.join(error.split())[:400]
-    for name, value in _matrices(model):
-        if name in weights and weights[name].shape != value.shape:
-            why = f'{name} is {_size(weights[name])} in the file and {_size(value)} in the model.'
-            break
-    return f'the checkpoint {checkpoint} does not fit the config: {why}'
-
-
-def _size(value: Tensor) -> str:
-    return ' x '.join(map(str, value.shape)) or '1'
+    return f'the checkpoint {checkpoint} does not fit the config: {" ".join(error.split())[:400]}'
 
 
 def check_statistics(model: nn.Module, checkpoint: str | None) -> None:

@@ -22,7 +22,7 @@ from mmengine.device import get_device
 from mmengine.runner import Runner
 
 from ..checkpoints.reading import reading
-from ..config.presets import HELP, apply_norm, check_norms, use_map_forms
+from ..config.presets import HELP, apply_norm, use_map_forms
 from ..config.pretrained import pretrained_path, set_pretrained
 from ..config.walk import walk
 from ..utils import LocalError, PreflightError, RunError, error_text, is_first_process, one_line, written_file
@@ -193,7 +193,6 @@ def load_config(path: str, options: dict | None = None, norm: str | None = None)
         apply_norm(cfg, norm, options)
         _merge(cfg, path, options)
     use_map_forms(cfg)
-    check_norms(cfg)
     return cfg
 
 
@@ -239,16 +238,13 @@ def set_dataloader_defaults(cfg: Config) -> None:
 
 def out_folder(path: str | os.PathLike, option: str = '--out') -> Path:
     """The folder of an option such as `--out`, created if it is missing."""
-    folder = Path(path)
-    if path == '':
-        raise PreflightError(f"{option} '': it must be a folder.")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PreflightError(f'{option} {path}: must be a writable folder ({error.strerror}).') from error
-    if not os.access(folder, os.W_OK):
-        raise PreflightError(f'{option} {path}: the folder is not writable.')
-    return folder
+    if path == '' or not os.access(path, os.W_OK):
+        raise PreflightError(f"{option} {path or repr('')}: must be a writable folder.")
+    return Path(path)
 
 
 def out_file(path: str | os.PathLike, option: str, *inputs: str) -> None:

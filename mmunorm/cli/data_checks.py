@@ -1,20 +1,17 @@
-"""Checks of a run's data for errors that OpenMMLab does not report: classes, class folders, COCO files, images.
-
-Labels are numbered in the order of names, boxes may have another form, objects that mmdet cannot use are left out, and
-damaged images end a run in the middle of an epoch.
-"""
+"""Checks of a run's data for what OpenMMLab does not report, or only in the middle of a run: classes, class folders,
+COCO files, images."""
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
 import re
-from array import array
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from inspect import signature
+from itertools import chain
 from pathlib import Path
 
 import mmcv
@@ -24,16 +21,14 @@ from mmengine.fileio import list_dir_or_file, list_from_file
 from mmpretrain.datasets import CustomDataset
 from mmpretrain.registry import DATASETS
 from pycocotools import mask as rle
-from tqdm import tqdm
 
 from ..config.walk import walk
-from ..engine.calibration import read_header
-from ..utils import PreflightError, error_text, is_first_process, one_line, warn
+from ..engine.calibration import open_images
+from ..utils import PreflightError, error_text, one_line, warn
 
 # Parts of a model that have as many classes as its data. A proposal or a semantic head has others.
 _HEADS = {'model', 'head', 'bbox_head', 'mask_head', 'mask_iou_head', 'point_head', 'segm_head', 'panoptic_head',
           'panoptic_fusion_head'}
-_HEADERS = 100_000  # image files of a data set that are opened, evenly spread over it
 
 
 def check_data(cfg: Config, splits: Sequence[str]) -> None:
@@ -43,10 +38,7 @@ def check_data(cfg: Config, splits: Sequence[str]) -> None:
     """
     try:
         check_classes(cfg, splits)
-        for path, uses in sorted(_annotations(cfg, splits).items()):
-            for warning in check_annotations(path, uses):
-                warn(warning)
-        _check_evaluators(cfg, splits)
+        _check_coco(cfg, splits)
     except OSError as error:
         raise PreflightError(f'the data set is not there: {one_line(error)} (working directory {os.getcwd()}).'
                              ) from error
@@ -73,16 +65,12 @@ def class_of(dataset: dict) -> type:
 
 def leaf_datasets(cfg: Config, split: str) -> list[dict]:
     """The data sets of a split, those inside RepeatDataset (`dataset`), ConcatDataset (`datasets`) and others."""
-    def leaves(dataset) -> Iterator[dict]:
-        if not isinstance(dataset, dict):
-            return
+    def leaves(dataset: dict) -> list[dict]:
         inner = [*(dataset.get('datasets') or []), *filter(None, [dataset.get('dataset')])]
-        if not inner:
-            yield dataset
-        for wrapped in inner:
-            yield from leaves(wrapped)
+        return sum(map(leaves, inner), []) if inner else [dataset]
 
-    return list(leaves((cfg.get(f'{split}_dataloader') or {}).get('dataset')))
+    dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset')
+    return leaves(dataset) if isinstance(dataset, dict) else []
 
 
 def classes_of(dataset: dict) -> tuple[str, ...]:
@@ -124,27 +112,19 @@ def check_classes(cfg: Config, splits: Sequence[str]) -> None:
             source = f'the classes of {split}_dataloader'
             if folders:
                 _check_folders(root, folders, names, source, 'classes' in _configured(dataset))
-                _check_files_of_classes(root, folders, dataset, may_be_empty=split != 'train')
+                _check_files(root, folders, dataset, may_be_empty=split != 'train')
             for kind, what, found in (('classes', source, names), ('folders', f'the folders of {root}', folders)):
                 if found:
                     _check_same(what, found, *first.setdefault(kind, (what, found)))
     source, names = first.get('classes') or first.get('folders') or ('', ())
-    for key, head in _heads(cfg) if names else ():
+    for key, head in walk(cfg.get('model', {}), 'model') if names else ():
+        if not isinstance(head, dict) or head.get('class_agnostic') or (
+                re.sub(r'[.\d]+$', '', key).rpartition('.')[2] not in _HEADS):
+            continue
         option = 'num_things_classes' if 'num_things_classes' in head else 'num_classes'
         if isinstance(head.get(option), int) and head[option] != len(names):
             raise PreflightError(f'{key}.{option} is {head[option]}, and {source} are {len(names)}: {_shorten(names)}; '
                                  f'set {key}.{option}={len(names)}.')
-
-
-def _heads(cfg: Config) -> Iterator[tuple[str, dict]]:
-    """The parts of a model that have as many classes as its data, each after its key."""
-    model = cfg.get('model', {})
-    for key, part in walk(model, 'model'):
-        if isinstance(part, dict) and not part.get('class_agnostic') and (
-                re.sub(r'[.\d]+$', '', key).rpartition('.')[2] in _HEADS):
-            yield key, part
-    if (model.get('train_cfg') or {}).get('augments'):  # it mixes labels as vectors
-        yield 'data_preprocessor', cfg.get('data_preprocessor') or {}
 
 
 def _class_folders(dataset: dict) -> tuple[str, tuple[str, ...]]:
@@ -166,33 +146,30 @@ def _check_folders(root: str, folders: tuple[str, ...], names: tuple[str, ...], 
     # Folders may have numbers, as ImageNet's, and the classes names.
     numbers = [int(folder.lstrip('n')) for folder in folders if re.fullmatch(r'n?\d+', folder)]
     numbered = len(numbers) == len(folders) and len(names) in (0, len(folders)) and set(folders).isdisjoint(names)
-    if numbered and (label := next((i for i, pair in enumerate(zip(numbers, sorted(numbers), strict=True))
-                                    if pair[0] != pair[1]), None)) is not None:
-        problem = f'{root}: folders are sorted as text, so that label {label} is the folder {folders[label]!r}'
+    if numbered and numbers != sorted(numbers):
+        problem = f'{root}: folders are sorted as text, {_shorten(folders)}: write the numbers with as many digits.'
         if names:
-            raise PreflightError(f'{problem} and the class {names[label]!r}; write the numbers with as many digits.')
-        warn(f'{problem}.')
+            raise PreflightError(problem)
+        warn(problem)
     elif configured and not numbered:
         _check_same(f'the folders of {root}', folders, source, names)
 
 
 def _check_same(what: str, names: tuple[str, ...], other: str, others: tuple[str, ...]) -> None:
     """Raises a PreflightError if the names differ, or their order."""
-    if names == others:
-        return
-    label = next((i for i, pair in enumerate(zip(names, others, strict=False)) if pair[0] != pair[1]),
-                 min(len(names), len(others)))
-    raise PreflightError(
-        f'{what} are {_shorten(names[label:]) or "no more"} from label {label} on, and {other} '
-        f'{_shorten(others[label:]) or "no more"}; labels are numbered in the order of names, and folders are sorted '
-        'as text: the names and their order must be the same.')
+    if names != others:
+        label = len(os.path.commonprefix([names, others]))
+        raise PreflightError(
+            f'{what} are {_shorten(names[label:]) or "no more"} from label {label} on, and {other} '
+            f'{_shorten(others[label:]) or "no more"}; labels are numbered in the order of names, and folders are '
+            'sorted as text: the names and their order must be the same.')
 
 
-def _check_files_of_classes(root: str, folders: tuple[str, ...], dataset: dict, may_be_empty: bool) -> None:
+def _check_files(root: str, folders: tuple[str, ...], dataset: dict, may_be_empty: bool) -> None:
     """Opens the images of class folders, and counts the files that mmpretrain passes over because of their suffixes."""
-    default = inspect.signature(CustomDataset).parameters['extensions'].default
+    default = signature(CustomDataset).parameters['extensions'].default
     extensions = tuple(dataset.get('extensions') or default)
-    images, passed_over, number = [], Counter(), 0
+    images, passed_over = [], []
     for folder in folders:
         files = [os.path.join(root, folder, file)
                  for file in list_dir_or_file(os.path.join(root, folder), list_dir=False, recursive=True)]
@@ -201,243 +178,58 @@ def _check_files_of_classes(root: str, folders: tuple[str, ...], dataset: dict, 
             raise PreflightError(f'the class folder {os.path.join(root, folder)} has no image that mmpretrain reads: '
                                  f'{len(files)} files, and the suffixes {" ".join(extensions)}.')
         images += read
-        passed_over.update(Path(file).suffix for file in files if not file.lower().endswith(extensions))
-        number += len(files)
+        passed_over += sorted({*files} - {*read})
     if passed_over:
-        suffixes = ', '.join(sorted(suffix or 'none' for suffix in passed_over))
-        warn(f'{root}: {passed_over.total()} of {number} files are passed over, with the suffix {suffixes}; mmpretrain '
-             f'reads {" ".join(extensions)}: convert them, or set `extensions` of the data set.')
-    try:
-        _read_headers(images)
-    except _Problem as problem:
-        raise PreflightError(f'{root}: {problem}.') from None
-
-
-def _read_headers(paths: Sequence[str]) -> list[tuple[str, tuple[int, int] | None, bool]]:
-    """The path, size and rotation of image files, as :func:`read_header`; the first process reads them for all."""
-    paths = paths[::math.ceil(len(paths) / _HEADERS) or 1] if is_first_process() else []
-    problems = []
-
-    def read(path: str) -> tuple[str, tuple[int, int] | None, bool]:
-        try:
-            return path, *read_header(path)
-        except OSError as error:
-            problems.append(one_line(error) if error.filename else f'{path}: {one_line(error)}')
-            return path, None, False
-
-    with ThreadPoolExecutor(16) as pool:  # files may be on another machine
-        found = [*tqdm(pool.map(read, paths), total=len(paths), desc='checking', unit='image', disable=None)]
-    if problems:
-        raise _Problem(f'{len(problems)} of {len(paths)} images cannot be used, such as {min(problems)}')
-    return found
+        warn(f'{root}: {len(passed_over)} of {len(images) + len(passed_over)} files are passed over, such as '
+             f'{passed_over[0]}; mmpretrain reads {" ".join(extensions)}: convert them, or set `extensions` of the '
+             'data set.')
+    open_images(images, root)
 
 
 # COCO files
 
 
-class _Problem(Exception):
-    """A file cannot be used; the message is the reason."""
-
-
-@dataclass(frozen=True)
-class Use:
-    """What a data set or metric requires of an annotation file."""
-    classes: tuple[str, ...] = ()  # of the config; empty if unknown
-    folder: str | None = None  # of the images; None for a metric
-    masks: bool = False  # whether each object needs a `segmentation`
-    objects: bool = True  # whether the file must have objects
-    empty: bool = True  # whether images without objects are loaded
-    loading: tuple[str, str] = ('color', 'cv2')  # `color_type` and `imdecode_backend`
-
-
-def check_annotations(path: str, uses: Iterable[Use]) -> list[str]:
-    """Reads a COCO file and checks it for all of its uses; returns warnings.
-
-    A PreflightError if it cannot be used, or most of its objects.
-    """
-    uses = [*uses]
-    try:
-        with open(path) as file:  # as pycocotools opens it, which refuses a byte order mark
-            content = json.load(file)
-        names = [category['name'] for category in content['categories']]
-        for use in uses:  # mmdet numbers labels by the order of the file's categories, without those that are no class
-            _check_same(f'the classes among the categories of {path} ({_shorten(names)})', tuple(
-                name for name in names if name in use.classes), 'metainfo.classes of the config', use.classes)
-        for kind in ('categories', 'images', 'annotations'):  # of which pycocotools keeps one of an id
-            ids = Counter(entry['id'] for entry in content[kind])
-            if len(ids) < len(content[kind]):
-                raise _Problem(f'two {kind} have the id {ids.most_common(1)[0][0]!r}')
-        warnings = _check_objects(content, any(use.masks for use in uses), any(use.objects for use in uses))
-        for use in uses:
-            if use.folder is not None:
-                _check_files(content, use)
-    except (_Problem, KeyError, TypeError, ValueError, AttributeError) as problem:  # or what pycocotools would raise
-        text = problem if isinstance(problem, _Problem) else error_text(problem)
-        raise PreflightError(f'the annotation file {path} cannot be used: {text}.') from None
-    return [f'{path}: {warning}.' for warning in warnings]
-
-
-def _check_objects(content: dict, masks: bool, needs_objects: bool) -> list[str]:
-    """Checks each object, then all together; returns warnings."""
-    sizes = {image['id']: (image['width'], image['height']) for image in content['images']}
-    categories = {category['id'] for category in content['categories']}
-    objects, rows = [], array('d')
-    for annotation in content['annotations']:
-        if annotation.get('ignore'):
-            continue
-        box, size = annotation['bbox'], sizes.get(annotation['image_id'], (math.nan, math.nan))
-        if not (isinstance(box, list) and len(box) == 4 and _are_numbers(box)):
-            raise _Problem(f'{_id_of(annotation)} has the box {box}, and a box is four finite numbers')
-        if masks and not annotation.get('segmentation'):
-            raise _Problem(f'{_id_of(annotation)} has no segmentation, and the config asks for masks: use annotations '
-                           'with masks, or a model without a mask head')
-        has_bounds = masks and annotation['image_id'] in sizes
-        bounds = _bounds(annotation, size) if has_bounds else (*box[:2], math.inf, math.inf)
-        objects.append(annotation)
-        rows.extend((*box, *size, *bounds, annotation['area'], annotation.get('iscrowd', 0),
-                     annotation['category_id'] in categories))
-    return _check_all_objects(objects, np.array(rows).reshape(-1, 13).T, needs_objects)
-
-
-def _check_all_objects(objects: list[dict], columns: np.ndarray, needs_objects: bool) -> list[str]:
-    """Raises a _Problem if most objects are useless; returns warnings."""
-    x, y, w, h, width, height, x1, y1, x2, y2, area, crowd, known = columns
-    listed = width > 0
-    number, ignored, reasons = listed.sum(), np.zeros(len(objects), dtype=bool), []
-    for reason, mask in (  # in mmdet's order; coordinates may be rounded to pixels
-            ('of an image that the file does not list, or that has no size', ~listed),
-            ('of a category that the file does not list', known == 0),
-            ('outside of their image', (x + w <= 0) | (x >= width) | (y + h <= 0) | (y >= height)),
-            ('smaller than a pixel', (w < 1) | (h < 1)),
-            ('without area', area <= 0),
-            ('without a polygon of three points', np.isnan(x1)),
-            ('with a segmentation that is empty or outside of their box',
-             (np.minimum(x2, x + w + 1) <= np.maximum(x1, x - 1)) | (np.minimum(x2, width) <= np.maximum(x1, 0))
-             | (np.minimum(y2, y + h + 1) <= np.maximum(y1, y - 1)) | (np.minimum(y2, height) <= np.maximum(y1, 0)))):
-        if (mask := mask & ~ignored).any():
-            reasons.append(f'{mask.sum()} {reason}, the first is {_id_of(objects[mask.argmax()])}')
-        ignored |= mask
-    left_out = f'{ignored.sum()} of {len(objects)} objects are left out: {"; ".join(reasons)}'
-    over_x, over_y = width + 0.05 * width + 1, height + 0.05 * height + 1
-    leaving = ((x + w > over_x) | (y + h > over_y) | (x < width - over_x) | (y < height - over_y)).sum()
-    if number and (columns[:4].max(0)[listed] <= 1).all():
-        raise _Problem("its boxes are normalized: no number is above 1, and COCO's are in pixels")
-    if 4 * leaving > number and ((x >= 0) & (y >= 0) & (x < w) & (y < h) & (w <= width) & (h <= height))[listed].all():
-        raise _Problem('its boxes seem to be x1, y1, x2, y2: read as x, y, width, height, as in COCO, '
-                       f'{leaving} of {number} leave their image')
-    if needs_objects and not objects:
-        raise _Problem('it has no objects')
-    # Objects of images that are not listed are harmless: the file may be of a part of the images.
-    if needs_objects and (not number or 2 * (ignored & listed).sum() > number):
-        raise _Problem(left_out)
-    if needs_objects and crowd[~ignored].all():
-        raise _Problem('all of its objects are crowds (iscrowd=1), which are neither trained on nor evaluated')
-    warnings = [left_out] if reasons else []
-    if 2 * leaving > number:
-        warnings.append(f'{leaving} of {number} boxes leave their image by more than 5 %; they must be x, y, width, '
-                        'height in pixels of the annotated size')
-    return warnings
-
-
-def _id_of(annotation: dict) -> str:
-    return f'annotation {annotation["id"]}'
-
-
-def _bounds(annotation: dict, size: tuple[float, float]) -> Sequence[float]:
-    """The bounds x1, y1, x2, y2 of a segmentation; NaN if it has no polygon that mmdet draws."""
-    parts, (width, height) = annotation['segmentation'], size
-    if isinstance(parts, dict):
-        counts = parts.get('counts')
-        fits = parts.get('size') == [height, width] and (isinstance(counts, str) or (
-            isinstance(counts, list) and _are_numbers(counts) and min(counts) >= 0 and sum(counts) == width * height))
-        if not fits:
-            raise _Problem(f'{_id_of(annotation)} has an RLE with size {parts.get("size")} and counts '
-                           f'{str(counts)[:40]}; its image has height and width {[height, width]}, and the counts must '
-                           'be compressed text, or a list of runs that are as many pixels')
-        x, y, w, h = rle.toBbox(parts if isinstance(counts, str) else rle.frPyObjects(parts, int(height), int(width)))
-        return x, y, x + w, y + h
-    try:
-        right = math.isfinite(sum(map(sum, parts))) and not any(len(polygon) % 2 for polygon in parts)
-    except TypeError:
-        right = False
-    if not right:  # a NaN would end the process in pycocotools
-        raise _Problem(f'{_id_of(annotation)} has the segmentation {str(parts)[:40]}; it must be an RLE or a list of '
-                       'polygons [x1, y1, x2, y2, ...] of finite numbers')
-    drawn = [polygon for polygon in parts if len(polygon) >= 6]
-    if not drawn:
-        return [math.nan] * 4
-    points = drawn[0] if len(drawn) == 1 else sum(drawn, [])
-    xs, ys = points[::2], points[1::2]
-    return min(xs), min(ys), max(xs), max(ys)
-
-
-def _check_files(content: dict, use: Use) -> None:
-    """Opens the images that are loaded, and compares their sizes with the annotated ones."""
-    used = {annotation['image_id'] for annotation in content['annotations']}
-    images = {os.path.join(use.folder, image['file_name']): (image['width'], image['height'])
-              for image in content['images'] if use.empty or image['id'] in used}
-    for path, size, turned in _read_headers([*images]):
-        if turned:  # OpenCV and Pillow turn it, other loaders and `color_ignore_orientation` do not
-            size = mmcv.imfrombytes(Path(path).read_bytes(), use.loading[0], backend=use.loading[1]).shape[1::-1]
-        if size not in (None, images[path]):
-            advice = ('; its EXIF orientation turns it: annotate it as it is shown, or load images with '
-                      "color_type='color_ignore_orientation'" if turned and size == images[path][::-1] else '')
-            raise _Problem(f'{path} has {size[0]} x {size[1]} pixels{" as it is loaded" * turned}, and is annotated '
-                           f'with width {images[path][0]} and height {images[path][1]}{advice}')
-
-
-def _are_numbers(values: list) -> bool:
-    return {int, float}.issuperset(map(type, values)) and math.isfinite(sum(values))
-
-
-# COCO files of a config
-
-
-def _annotations(cfg: Config, splits: Sequence[str]) -> dict[str, set[Use]]:
-    """The COCO files of a run, each with what its data sets and metrics ask of it."""
-    found = defaultdict(set)
+def _check_coco(cfg: Config, splits: Sequence[str]) -> None:
+    """Checks the COCO files of data sets and evaluators, and the images of the data sets."""
+    content_of = cache(lambda path: json.loads(Path(path).read_text()))  # refuses a byte order mark, as pycocotools
+    checked = []
     for split in splits:
-        classes, metrics = (), _coco_metrics(cfg, split)
-        for dataset in filter(_is_coco, leaf_datasets(cfg, split)):
-            classes = classes_of(dataset)
-            folder = os.path.join(dataset.get('data_root') or '', (dataset.get('data_prefix') or {}).get('img') or '')
-            steps = [*walk(dataset.get('pipeline') or [])]
-            loader = next((step for _, step in steps if class_name(step) == 'LoadImageFromFile'), {})
-            # Other loaders read images from elsewhere, and `indices` only some of them.
-            all_read = _is_local(folder, loader) and (loader or len(steps) == 1) and dataset.get('indices') is None
-            found[_annotation_file(dataset)].add(Use(
-                classes, folder if all_read else None, any(key.endswith('with_mask') and value for key, value in steps),
-                objects=split == 'train' or any(not metric.get('format_only') for metric in metrics),
-                empty=bool(dataset.get('test_mode')) or not (dataset.get('filter_cfg') or {}).get('filter_empty_gt'),
-                loading=(loader.get('color_type', 'color'), loader.get('imdecode_backend', 'cv2'))))
-        for metric in metrics:  # which take the classes of the data set
-            found[_annotation_file(metric)].add(Use(classes, masks='segm' in metric.get('metric', ''),
-                                                    objects=not metric.get('format_only')))
-    found.pop('', None)
-    return found
-
-
-def _check_evaluators(cfg: Config, splits: Sequence[str]) -> None:
-    """Checks that a metric's COCO file has the images of the data sets' files, with the same ids and file names.
-
-    The objects of others would count as missed, or be compared with those of another image.
-    """
-    for split in splits:
+        evaluator = cfg.get(f'{split}_evaluator')
+        metrics = [metric for metric in (evaluator if isinstance(evaluator, (list, tuple)) else [evaluator])
+                   if isinstance(metric, dict) and class_name(metric) == 'CocoMetric']
+        needs_masks = any('segm' in metric.get('metric', '') for metric in metrics)
+        needs_objects = split == 'train' or any(not metric.get('format_only') for metric in metrics)
         datasets = [*filter(_is_coco, leaf_datasets(cfg, split))]
-        paths = sorted({_annotation_file(dataset) for dataset in datasets})
-        for metric in _coco_metrics(cfg, split):
+        paths, classes = [*map(_annotation_file, datasets)], ()
+        for path, dataset in zip(paths, datasets, strict=True):
+            classes, steps = classes_of(dataset), [*walk(dataset.get('pipeline') or [])]
+            masks = needs_masks or any(key.endswith('with_mask') and value for key, value in steps)
+            if path and (dataset, masks, needs_objects) not in checked:  # those of val and test are often the same
+                checked.append((dataset, masks, needs_objects))
+                with _errors_of(path):
+                    check_annotations(path, content_of(path), classes, masks, needs_objects)
+                    _check_images(path, content_of(path), dataset, steps)
+        for metric in metrics:  # which take the classes of the data set
             path = _annotation_file(metric)
-            partly = any(dataset.get('indices') is not None for dataset in datasets)
-            if not path or not datasets or not all(paths) or paths == [path] or partly or metric.get('format_only'):
+            if not path or path in paths:
                 continue
-            its, theirs = ({image['id']: os.path.basename(image['file_name']) for file in group
-                            for image in json.loads(Path(file).read_text())['images']} for group in ([path], paths))
-            if differing := [key for key in its | theirs if its.get(key) != theirs.get(key)]:
-                key = differing[0]
-                raise PreflightError(
-                    f'the evaluator reads {path}, and the data set {", ".join(paths)}: {len(differing)} of '
-                    f'{len(its | theirs)} images differ, such as id {key!r}, which is {its.get(key)} and '
-                    f"{theirs.get(key)}; set the evaluator's ann_file to that of the data set.")
+            with _errors_of(path):
+                check_annotations(path, content_of(path), classes, needs_masks, needs_objects)
+                partly = any(dataset.get('indices') is not None for dataset in datasets)
+                if not paths or not all(paths) or partly or metric.get('format_only'):
+                    continue
+                # The objects of other images would count as missed, or be compared with those of another image.
+                its, theirs = ({image['id']: os.path.basename(image['file_name']) for file in files
+                                for image in content_of(file)['images']} for files in ([path], paths))
+                if its != theirs:
+                    raise PreflightError(f'the evaluator reads {path}, and the data set {", ".join(paths)}, which has '
+                                         "other images: set the evaluator's ann_file to that of the data set.")
+
+
+def _is_coco(dataset: dict) -> bool:
+    """Whether a data set is mmdet's CocoDataset, or a class that reads annotations as that does."""
+    reader = getattr(class_of(dataset), 'load_data_list', None)
+    return getattr(reader, '__qualname__', '') == 'CocoDataset.load_data_list'
 
 
 def _annotation_file(part: dict) -> str:
@@ -446,13 +238,115 @@ def _annotation_file(part: dict) -> str:
     return os.path.normpath(path) if part.get('ann_file') and _is_local(path, part) else ''
 
 
-def _coco_metrics(cfg: Config, split: str) -> list[dict]:
-    evaluator = cfg.get(f'{split}_evaluator')
-    metrics = evaluator if isinstance(evaluator, (list, tuple)) else [evaluator]
-    return [metric for metric in metrics if isinstance(metric, dict) and class_name(metric) == 'CocoMetric']
+@contextmanager
+def _errors_of(path: str) -> Iterator[None]:
+    """A context for reading a file; errors that pycocotools would raise become a PreflightError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PreflightError(f'the annotation file {path} cannot be used: {error_text(error)}.') from error
 
 
-def _is_coco(dataset: dict) -> bool:
-    """Whether a data set is mmdet's CocoDataset, or a class that reads annotations as that does."""
-    reader = getattr(class_of(dataset), 'load_data_list', None)
-    return class_name(dataset) == 'CocoDataset' or getattr(reader, '__qualname__', '') == 'CocoDataset.load_data_list'
+def check_annotations(path: str, content: dict, classes: tuple[str, ...], masks: bool, needs_objects: bool) -> None:
+    """Checks the content of a COCO file. A PreflightError if it cannot be used, or with `needs_objects` most of them.
+
+    `masks` is whether each object needs a `segmentation`.
+    """
+    names = [category['name'] for category in content['categories']]
+    # mmdet numbers labels by the order of the file's categories, without those that are no class.
+    _check_same(f'the classes among the categories of {path} ({_shorten(names)})', tuple(
+        name for name in names if name in classes), 'metainfo.classes of the config', classes)
+    for kind in ('categories', 'images', 'annotations'):  # of which pycocotools keeps one of an id
+        ids = Counter(entry['id'] for entry in content[kind])
+        if len(ids) < len(content[kind]):
+            raise PreflightError(f'{path}: two {kind} have the id {ids.most_common(1)[0][0]!r}.')
+    sizes = {image['id']: (image['width'], image['height']) for image in content['images']}
+    categories = {category['id'] for category in content['categories']}
+    objects = [annotation for annotation in content['annotations'] if not annotation.get('ignore')]
+
+    def numbers(one: dict) -> Sequence[float]:
+        box, size = one['bbox'], sizes.get(one['image_id'], (math.nan, math.nan))
+        if len(box) != 4 or not math.isfinite(sum(box) + one['area']):
+            raise ValueError(f'annotation {one["id"]} has the box {box}, area {one["area"]}; a box is four finite '
+                             'numbers, and an area is one')
+        bounds = _bounds(one, *size) if masks and one['image_id'] in sizes else (0, 0, 0, 0)
+        return *box, *size, *bounds, one['area'], one['category_id'] in categories
+
+    columns = np.fromiter(chain.from_iterable(map(numbers, objects)), float).reshape(len(objects), 12).T
+    x, y, w, h, width, height, x1, y1, x2, y2, area, known = columns
+    listed = width > 0
+    reasons = {
+        'of an image that the file does not list': ~listed,
+        'of a category that the file does not list': known == 0,
+        'outside of their image, smaller than a pixel, or without area': listed & ~(
+            (x + w > 0) & (x < width) & (y + h > 0) & (y < height) & (w >= 1) & (h >= 1) & (area > 0)),
+        # Coordinates may be rounded to pixels.
+        'with a segmentation that mmdet cannot use, or outside of their box': masks & listed & ~(
+            (np.minimum(np.minimum(x2, x + w + 1), width) > np.maximum(np.maximum(x1, x - 1), 0))
+            & (np.minimum(np.minimum(y2, y + h + 1), height) > np.maximum(np.maximum(y1, y - 1), 0)))}
+    left_out = np.logical_or.reduce([*reasons.values()])
+    text = (f'{path}: {left_out.sum()} of {len(objects)} objects are left out: ' + '; '.join(
+        f'{mask.sum()} {reason}, such as annotation {objects[mask.argmax()]["id"]}'
+        for reason, mask in reasons.items() if mask.any()) + '.')
+    leaving = ((x + w > 1.05 * width + 1) | (y + h > 1.05 * height + 1) | (x < -0.05 * width - 1)
+               | (y < -0.05 * height - 1)).sum()
+    number = listed.sum()
+    if number and (columns[:4].max(0)[listed] <= 1).all():
+        raise PreflightError(f"{path}: its boxes are normalized: no number is above 1, and COCO's are in pixels.")
+    if 4 * leaving > number and ((x >= 0) & (y >= 0) & (x < w) & (y < h) & (w <= width) & (h <= height))[listed].all():
+        raise PreflightError(f'{path}: its boxes seem to be x1, y1, x2, y2: read as x, y, width, height, as in COCO, '
+                             f'{leaving} of {number} leave their image.')
+    if needs_objects and not objects:
+        raise PreflightError(f'{path} has no objects.')
+    # Objects of images that are not listed are harmless: the file may be of a part of the images.
+    if needs_objects and (not number or 2 * (left_out & listed).sum() > number):
+        raise PreflightError(text)
+    if needs_objects and all(one.get('iscrowd') for one, is_out in zip(objects, left_out, strict=True) if not is_out):
+        raise PreflightError(f'{path}: all of its objects are crowds, which are neither trained on nor evaluated.')
+    if left_out.any():
+        warn(text)
+    if 2 * leaving > number:
+        warn(f'{path}: {leaving} of {number} boxes leave their image by more than 5 %; they must be x, y, width, '
+             'height in pixels of the annotated size.')
+
+
+def _bounds(annotation: dict, width: float, height: float) -> Sequence[float]:
+    """The bounds x1, y1, x2, y2 of a segmentation; NaN if it has no polygon that mmdet draws."""
+    parts = annotation.get('segmentation')
+    if not parts:
+        raise ValueError(f'annotation {annotation["id"]} has no segmentation, and the config asks for masks')
+    if isinstance(parts, dict):
+        counts = parts['counts']
+        fits = isinstance(counts, str) or min(counts) >= 0 and sum(counts) == width * height
+        if parts.get('size') != [height, width] or not fits:
+            raise ValueError(f'annotation {annotation["id"]} has an RLE of another size than its image, {width} x '
+                             f'{height}')
+        x, y, w, h = rle.toBbox(parts if isinstance(counts, str) else rle.frPyObjects(parts, int(height), int(width)))
+        return x, y, x + w, y + h
+    if not math.isfinite(sum(map(sum, parts))):  # pycocotools would take memory until the process is killed
+        raise ValueError(f'annotation {annotation["id"]} has a segmentation with NaN or infinity')
+    if any(len(polygon) % 2 for polygon in parts):
+        return [math.nan] * 4
+    points = sum((polygon for polygon in parts if len(polygon) >= 6), [])
+    return (min(points[::2]), min(points[1::2]), max(points[::2]), max(points[1::2])) if points else [math.nan] * 4
+
+
+def _check_images(path: str, content: dict, dataset: dict, steps: Sequence[tuple[str, object]]) -> None:
+    """Opens the images that are loaded, and compares their sizes with the annotated ones, which mmdet does not."""
+    folder = os.path.join(dataset.get('data_root') or '', (dataset.get('data_prefix') or {}).get('img') or '')
+    loader = next((step for _, step in steps if class_name(step) == 'LoadImageFromFile'), {})
+    # Other loaders read images from elsewhere, and `indices` only some of them.
+    if not _is_local(folder, loader) or not (loader or len(steps) == 1) or dataset.get('indices') is not None:
+        return
+    loads_empty = dataset.get('test_mode') or not (dataset.get('filter_cfg') or {}).get('filter_empty_gt')
+    used = {annotation['image_id'] for annotation in content['annotations']}
+    images = {os.path.join(folder, image['file_name']): (image['width'], image['height'])
+              for image in content['images'] if loads_empty or image['id'] in used}
+    for file, (size, turned) in open_images([*images], path).items():
+        if turned:  # OpenCV and Pillow turn it, other loaders and `color_ignore_orientation` do not
+            size = mmcv.imread(file, loader.get('color_type', 'color'), backend=loader.get('imdecode_backend', 'cv2')
+                               ).shape[1::-1]
+        if size != images[file]:
+            how = ", turned by EXIF unless it is loaded with color_type='color_ignore_orientation'" * turned
+            raise PreflightError(f'{path}: {file} has {size[0]} x {size[1]} pixels{how}, and is annotated with width '
+                                 f'{images[file][0]} and height {images[file][1]}.')

@@ -1,4 +1,4 @@
-"""Prepares and starts a training or test run: hooks, and the Runner."""
+"""Prepares a training or test run: hooks, and the Runner."""
 from __future__ import annotations
 
 import os
@@ -11,7 +11,7 @@ from mmengine.runner import Runner
 
 from ..config.models import clear_build_errors
 from ..engine.runner import norm_counts, unwrapped_model
-from ..utils import Interrupted, PreflightError, error_text, warn
+from ..utils import PreflightError
 from .data_checks import class_name
 
 # Variables that each launcher sets in the environment of its processes.
@@ -35,8 +35,7 @@ def build_runner(cfg: Config) -> Runner:
     if cfg.launcher == 'pytorch' and get_device() == 'cpu':
         _distribute_on_cpu(cfg)
     with clear_build_errors():
-        runner = RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-    return runner
+        return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
 
 
 def _distribute_on_cpu(cfg: Config) -> None:
@@ -62,48 +61,3 @@ def log_summary(runner: Runner) -> None:
     processes = f'{runner.world_size} processes on ' if runner.world_size > 1 else ''
     runner.logger.info('; '.join(parts))
     runner.logger.info(f'{processes}{get_device()}; results in {runner.work_dir}, the whole log in {runner.log_dir}')
-
-
-def check_schedule(runner: Runner) -> None:
-    """Checks that a run is not shorter than its schedule; warns if the learning rate warms up for most of it."""
-    schedule = runner.cfg.get('param_scheduler') or []
-    for number, part in enumerate([schedule] if isinstance(schedule, dict) else schedule):
-        by_epoch, key = part.get('by_epoch', True), f'param_scheduler.{number}'
-        length, unit = (runner.max_epochs, 'epochs') if by_epoch else (runner.max_iters, 'steps')
-        begin, end = part.get('begin', 0), part.get('end', length)
-        if end <= begin:
-            raise PreflightError(f'{key}.begin={begin}: this {class_name(part)} ends before, after {end} {unit} (by '
-                                 'default those of the run): shorten the whole schedule with the run.')
-        rises = class_name(part) == 'LinearLR' and part.get('start_factor', 1 / 3) < part.get('end_factor', 1)
-        if rises and 2 * end > length:
-            how = f'.end, for example to {max(1, length // 10)}' if length > 1 else (
-                f'.by_epoch=False, {key}.convert_to_iter_based=False and {key}.end in steps, for example to '
-                f'{max(1, runner.max_iters // 10)}')
-            warn(f"the learning rate's warm-up takes {end} {unit}, and the run {length}: set {key}{how}.")
-
-
-def train(runner: Runner) -> None:
-    """Trains, and calls `flush(runner)` of each hook that has it when an error or Ctrl-C ends the run.
-
-    So a hook writes what it holds. mmengine calls `after_train` only when a run ends normally.
-    """
-    if isinstance(runner, Runner):
-        with clear_build_errors():  # in the order of Runner.train, which draws the same random numbers then
-            _ = runner.train_loop
-            runner.optim_wrapper = runner.build_optim_wrapper(runner.optim_wrapper)
-            _ = runner.val_loop
-        check_schedule(runner)
-    log_summary(runner)
-    try:
-        runner.train()
-    except BaseException as error:
-        for hook in runner.hooks:
-            if hasattr(hook, 'flush'):
-                try:
-                    hook.flush(runner)
-                except Exception as problem:  # must not hide what ended the run
-                    runner.logger.warning(f'{type(hook).__name__} could not write its data: {error_text(problem)}')
-        if isinstance(error, KeyboardInterrupt):
-            raise Interrupted(f'interrupted after step {runner.iter}; --resume goes on from the last checkpoint in '
-                              f'{runner.work_dir}, if there is one.') from None
-        raise

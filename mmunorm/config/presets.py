@@ -1,4 +1,4 @@
-"""The norms of a config: `--norm NAME` of the tools, from the name to the `norm_cfg`, and their checks."""
+"""The norms of a config: `--norm NAME` of the tools, from the name to the `norm_cfg`."""
 from __future__ import annotations
 
 import ast
@@ -14,12 +14,9 @@ from mmengine.runner import Runner
 from torch import nn
 
 from .. import norms
-from ..norms import Norm, replace_norms
-from ..norms.base import check_norm_cfg
-from ..registry import registered
+from ..norms import replace_norms
 from ..utils import PreflightError
 from .pretrained import pretrained_path
-from .walk import walk
 
 NORMS = {
     'LN': dict(type='LN'),
@@ -53,14 +50,6 @@ def parse_preset(text: str, presets: Mapping[str, dict] = NORMS, what: str = 'no
         except (ValueError, SyntaxError):
             cfg[key] = value
     return name, cfg
-
-
-def parse_presets(option: str, texts: Sequence[str], *arguments) -> dict[str, dict]:
-    """The configs of all texts of an option, see :func:`parse_preset`, by name."""
-    named = dict(parse_preset(text, *arguments) for text in texts)
-    if len({slug(name) for name in named}) < len(texts):
-        raise PreflightError(f'{option}: two have the same name, or names that give the same folder.')
-    return named
 
 
 def slug(name: str) -> str:
@@ -160,26 +149,6 @@ def _class_of(cfg: Config, part: dict) -> Callable:
     kind = part.get('type')
     with MODELS.switch_scope_and_registry(cfg.get('default_scope')) as registry:
         return (registry.get(kind) if isinstance(kind, str) else kind) or nn.Module
-
-
-def check_norms(cfg: Config) -> None:
-    """Checks that each `norm_cfg` in the model names a known norm, and that arguments of our norms are right."""
-    with MODELS.switch_scope_and_registry(cfg.get('default_scope')):
-        for key, norm_cfg in walk(cfg.model, 'model'):
-            if not (key.endswith('norm_cfg') and isinstance(norm_cfg, (dict, str))):
-                continue
-            try:
-                check_norm_cfg(norm_cfg, key)
-            except (KeyError, TypeError) as error:
-                raise PreflightError(error.args[0]) from error
-            norm = registered(norm_cfg['type'])
-            if isinstance(norm, type) and issubclass(norm, Norm):
-                arguments = {name: value for name, value in norm_cfg.items()
-                             if name not in ('type', 'requires_grad', '_scope_')}
-                try:
-                    norm(1, **arguments)
-                except (TypeError, ValueError) as error:
-                    raise PreflightError(f'{key}: {error}.') from error
 
 
 def replace_norm_cfgs(backbone: dict, norm_cfg: dict) -> dict:

@@ -1,5 +1,4 @@
-"""Initial weights of a run: `init_cfg`, `pretrained` and `load_from` take the layouts of
-:mod:`mmunorm.checkpoints.layouts`."""
+"""Initial weights of a run, in every layout of `..checkpoints.layouts`: `init_cfg`, `pretrained` and `load_from`."""
 from __future__ import annotations
 
 import copy
@@ -40,14 +39,11 @@ def _fit_part(cfg: Config, name: str, path: str) -> None:
         prefix = 'backbone.'
     model, content = nn.ModuleDict(dict(backbone=built)), read_checkpoint(path)
     weights = find_weights(content)
-    if num_fitting(model, {f'backbone.{key.removeprefix(prefix)}': value for key, value in weights.items()
-                           if key.startswith(prefix)}):
-        if _is_readable(path, content, weights) and not part.get('convert_weights'):
-            return
-    elif num_fitting(model, alone := {f'backbone.{key}': value for key, value in weights.items()}):
-        weights = alone
-    else:
-        weights = weights_for(model, content)
+    named = [{f'backbone.{key.removeprefix(start)}': value for key, value in weights.items() if key.startswith(start)}
+             for start in (prefix, '')]  # with the prefix, or of the part alone
+    if num_fitting(model, named[0]) and _is_readable(path, content, weights) and not part.get('convert_weights'):
+        return
+    weights = next((found for found in named if num_fitting(model, found)), None) or weights_for(model, content)
     check_fits(model, weights, path)
     cfg.model[name].init_cfg = dict(type='Pretrained', prefix='backbone.',
                                     checkpoint=_write(cfg, f'pretrained_{name}', weights))

@@ -201,21 +201,14 @@ class _Data:
 
 
 class _Pair:
-    """A model, its teacher and their losses. The teacher runs on `image` to find the parts that learn by themselves."""
+    """A model, its teacher and their losses on images like `image`."""
 
     def __init__(self, model: nn.Module, teacher: nn.Module, tokens: int | None, image: Tensor):
         self.model, self.teacher, self.tokens = model, teacher, tokens
         self.norms = layer_norms(teacher)
+        self.parts = _parts(teacher, set(self.norms.values()))
         self.autocast = partial(torch.autocast, image.device.type, torch.bfloat16, enabled=(
             image.dtype == torch.float32 and _has_bfloat16(image.device)))
-        dims = {}
-
-        def note_dims(module: nn.Module, args: tuple, kwargs: dict, output) -> None:
-            dims[module] = next((tensor.dim() for tensor in tensors_in(output)), 2)
-
-        with torch.no_grad(), hooked(teacher.modules(), note_dims):
-            teacher(image)
-        self.parts = _parts(teacher, set(self.norms.values()), {module for module, dim in dims.items() if dim < 2})
 
     @contextmanager
     def _wanted(self, images: Tensor, generator: torch.Generator) -> Iterator[tuple]:
@@ -281,18 +274,18 @@ def _check_pair(model: nn.Module, teacher: nn.Module) -> None:
         raise ConversionError(f'teacher: shares {shared[0]} with the model; take a copy.deepcopy')
 
 
-def _parts(model: nn.Module, norms: set[nn.Module], without_channels: set[nn.Module]) -> dict[str, int]:
+def _parts(model: nn.Module, norms: set[nn.Module]) -> dict[str, int]:
     """Names of the parts that learn by themselves, and the dimension of the channels of their outputs.
 
-    A part is the outermost module with norms that holds no list of further such modules, and whose output has channels:
-    a block, a patch merging, a patch embedding; and each norm outside of these.
+    A part is the outermost module with norms that holds no list of further such modules, such as a block, a patch
+    merging or a patch embedding; and each norm outside of these.
     """
     parts: dict[str, int] = {}
     for name, module in model.named_modules():
         lists = [inner for inner in module.modules() if isinstance(inner, (nn.Sequential, nn.ModuleList))]
         listed = {child for modules in lists for child in modules if not norms.isdisjoint(child.modules())}
         inner_norms = norms.intersection(module.modules())
-        is_part = name and listed <= norms and module not in (*lists, *without_channels)
+        is_part = name and listed <= norms and module not in lists
         if inner_norms and (module in norms or is_part) and not any(name.startswith(f'{part}.') for part in parts):
             parts[name] = 1 if any(map(is_channels_first, inner_norms)) else -1
     return parts

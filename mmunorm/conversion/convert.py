@@ -109,8 +109,7 @@ def _norms_inside(names: dict[str, nn.Module], keep: Sequence[str]) -> Iterator[
 
 
 def build_target(norm_cfg: dict, norm: nn.Module, model: nn.Module) -> OfflineNorm:
-    """Builds the offline norm that replaces a LayerNorm of a model. Raises a ConversionError if that is impossible.
-    """
+    """The offline norm that replaces a LayerNorm of a model; a ConversionError if that is impossible."""
     kind = norm_cfg['type']
     target = kind if isinstance(kind, type) else MODELS.module_dict.get(kind)
     why = 'is no offline norm over tokens'
@@ -317,8 +316,7 @@ class InputStats:
         return relative_error(self.sums, self.gamma, self.beta, a, b)
 
     def error_of(self, norm: OfflineNorm) -> float:
-        """The error of an offline norm in the dtype of its parameters; a ConversionError if that is beyond its range.
-        """
+        """The error of an offline norm in its dtype; a ConversionError if its scale or shift is beyond that's range."""
         self.check('after the norms that are converted')
         scale, shift = norm.affine()
         if not (scale.isfinite().all() and shift.isfinite().all()):

@@ -1,7 +1,6 @@
 """The images that users pass: a tensor, batches or a DataLoader; as batches, or as single images by index."""
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
@@ -12,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from .report import ConversionError
 
 MEASURED = 512  # images of a DataLoader that statistics are taken from
-FEW = 8  # different images; fewer are suspicious
+FEW = 8  # images; fewer are suspicious
 LARGE = 20.  # normalized images have smaller values
 
 
@@ -105,17 +104,13 @@ def floating(images: Tensor, name: str) -> Tensor:
 
 
 def image_warnings(batches: Iterable) -> tuple[str, ...]:
-    """A line on what is suspicious about images, such as copies of one of them, or none; other batches are ignored."""
+    """A line on what is suspicious about images, or none; other batches are ignored."""
     images = [image for batch in batches for image in _images(batch)]
     if not images:
         return ()
-    number, notes = len(images), []
-    different = len({zlib.crc32(image.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-                     for image in images})
+    notes = [f'only {len(images)}, where a few hundred are usual'] if len(images) < FEW else []
     floats = [image for image in images if image.is_floating_point()]
     largest = max((image.abs().max().item() for image in floats), default=0.)
-    if different < FEW or different * 2 < number:
-        notes.append(f'only {different} of {number} different, where a few hundred are usual')
     if largest > LARGE:
         notes.append(f'values up to {largest:.0f}: normalize images as in the training of the model')
     return (f'suspicious images: {"; ".join(notes)}', ) if notes else ()

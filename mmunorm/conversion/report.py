@@ -1,7 +1,6 @@
 """The report of a conversion, as text and Markdown, and its error."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..tables import markdown_table
@@ -44,7 +43,7 @@ class ConversionReport:
     Attributes:
         norms: all LayerNorms of the model, in the order in which they run.
         samples: number of samples of the statistics; 0 if unknown.
-        notes: a line on what is suspicious about the images, such as copies of one; mostly empty.
+        notes: a line on what is suspicious about the images, such as too few; mostly empty.
     """
     norms: tuple[ConvertedNorm, ...]
     samples: int = 0
@@ -79,8 +78,5 @@ class ConversionReport:
 
 
 def _cells(norm: ConvertedNorm) -> tuple[str, ...]:
-    def cell(value: float | None, form: Callable[[float], str]) -> str:
-        return '-' if value is None else form(value)
-
-    return (norm.norm, cell(norm.cv, '{:.3f}'.format), cell(norm.least, '{:.2%}'.format),
-            cell(norm.error, '{:.2%}'.format), norm.verdict)
+    numbers = (norm.cv, '{:.3f}'), (norm.least, '{:.2%}'), (norm.error, '{:.2%}')
+    return norm.norm, *('-' if value is None else form.format(value) for value, form in numbers), norm.verdict

@@ -1,12 +1,6 @@
-"""The affine map nearest to a LayerNorm, from sums over tokens.
+"""The affine map nearest to a LayerNorm, as in :func:`.convert.convert_norms`, and the error of any other map.
 
-For one channel x of a token and LayerNorm's normalized value `u = (x - mu) / sigma` of it, LN is
-`y = gamma * u + beta`. Of all maps `a * x + b` the nearest to it, by least squares over tokens, has
-
-    a = gamma * Cov(x, u) / Var(x)        b = beta + gamma * E[u] - a * E[x]
-
-This map, and the error of any other map, are computed from the six sums of :func:`token_sums`, which can be added over
-calls, batches and processes.
+Both are computed from the six sums of :func:`token_sums`, which can be added over calls, batches and processes.
 """
 from __future__ import annotations
 

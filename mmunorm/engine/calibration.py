@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..utils import IMAGE_SUFFIXES, PreflightError, one_line
+from ..utils import IMAGE_SUFFIXES, PreflightError, is_first_process
 
 
 def training_batches(cfg: Config, num_samples: int) -> list[dict]:
@@ -31,15 +32,9 @@ def training_batches(cfg: Config, num_samples: int) -> list[dict]:
     if cfg.get('test_dataloader') is not None:
         cfg.train_dataloader.dataset = _with_pipeline(cfg.train_dataloader.dataset,
                                                       cfg.test_dataloader.dataset.pipeline)
-    try:
-        loader = _loader(cfg, 'train')
-    except ValueError as error:
-        if 'at least one array' not in str(error):  # mmengine's error for a data set without samples
-            raise
-        raise PreflightError(f'the training data of {cfg.filename} are empty: there is nothing to measure.') from error
     batches, samples = [], 0
     with tqdm(total=num_samples, desc='reading', unit='image', disable=None) as bar:
-        for batch in loader:
+        for batch in _loader(cfg, 'train'):
             batches.append(batch)
             samples += len(batch['inputs'])
             bar.update(len(batch['inputs']))
@@ -53,28 +48,40 @@ def samples_of(batches: Sequence[dict]) -> list[dict]:
     return [dict(zip(batch, values, strict=True)) for batch in batches for values in zip(*batch.values(), strict=True)]
 
 
-def read_header(path: str | os.PathLike) -> tuple[tuple[int, int] | None, bool]:
-    """The size `(width, height)` of an image file, and whether its EXIF orientation turns it by a quarter.
-
-    Reads the header and the end, and all of a PNG or JPEG file that does not end as one. An image that is larger than
-    Pillow opens has the size None. An OSError if the file is missing, empty, truncated, or not an image.
-    """
-    try:
-        with Image.open(path) as image, open(path, 'rb') as file:
-            file.seek(max(0, os.path.getsize(path) - 64))
-            if _ENDS.get(image.format, b'') not in file.read():
-                image.load()
-            return image.size, image.getexif().get(_ORIENTATION, 1) > 4
-    except FileNotFoundError:
-        raise
-    except Image.DecompressionBombError:
-        return None, False
-    except Exception as error:  # Pillow's readers may raise anything
-        raise OSError(0, 'it is empty, truncated, or not an image') from error
-
-
+_OPENED = 100_000  # image files of a data set that are opened, at most
 _ENDS = {'PNG': b'IEND', 'JPEG': b'\xff\xd9'}
 _ORIENTATION = 274
+
+
+def open_images(paths: Sequence[str | os.PathLike], what: str) -> dict[str | os.PathLike, tuple[tuple[int, int], bool]]:
+    """The size `(width, height)` of image files, and whether their EXIF orientation turns them by a quarter.
+
+    The first process of a run opens them for all, at most 100,000, evenly spread. It reads the header and the end, and
+    all of a PNG or JPEG that does not end as one. Those that are larger than Pillow opens are left out. A
+    PreflightError about `what` if some are missing, empty, truncated, or no images.
+    """
+    paths = paths[::-(-len(paths) // _OPENED) or 1] if is_first_process() else []
+    found, problems = {}, []
+
+    def open_image(path: str | os.PathLike) -> None:
+        try:
+            with Image.open(path) as image, open(path, 'rb') as file:
+                file.seek(max(0, os.path.getsize(path) - 64))
+                if _ENDS.get(image.format, b'') not in file.read():
+                    image.load()
+                found[path] = image.size, image.getexif().get(_ORIENTATION, 1) > 4
+        except FileNotFoundError:
+            problems.append(f'{path}: no such file')
+        except Image.DecompressionBombError:
+            pass
+        except Exception:  # Pillow's readers may raise anything
+            problems.append(f'{path}: it is empty, truncated, or not an image')
+
+    with ThreadPoolExecutor(16) as pool:  # files may be on another machine
+        list(tqdm(pool.map(open_image, paths), total=len(paths), desc='checking', unit='image', disable=None))
+    if problems:
+        raise PreflightError(f'{what}: {len(problems)} of {len(paths)} images cannot be used, such as {min(problems)}.')
+    return found
 
 
 class FolderImages(Sequence):
@@ -89,11 +96,7 @@ class FolderImages(Sequence):
             raise PreflightError(f'--images {folder}: ' + (
                 f'there is no image (looked for {", ".join(sorted(IMAGE_SUFFIXES))}).' if Path(folder).is_dir() else
                 'must be a folder of images.'))
-        for path in self.paths:
-            try:
-                read_header(path)
-            except OSError as error:
-                raise PreflightError(f'--images {folder}: cannot use {path}: {one_line(error)}.') from error
+        open_images(self.paths, f'--images {folder}')
         init_default_scope(cfg.get('default_scope', 'mmengine'))
         self.pipeline = Compose([step for step in cfg.test_dataloader.dataset.pipeline
                                  if 'Annotations' not in step['type']])

@@ -81,17 +81,14 @@ class DistillationHook(Hook):
         output, self._output = self._output, None
         if kwargs.get('mode') != 'loss':
             return None
-        distance = self._distance(output, kwargs['inputs'] if 'inputs' in kwargs else args[0])
+        inputs = kwargs['inputs'] if 'inputs' in kwargs else args[0]
+        with torch.no_grad():
+            wanted = self._teacher(inputs) if self._is_classifier else self._teacher.backbone(inputs)
+        distance = (logit_distance(output, wanted, self.temperature) if self._is_classifier else
+                    feature_distance(output, wanted))
         weighted = {name: _scaled(value, 1 - self.weight) if 'loss' in name else value
                     for name, value in losses.items()}
         return {**weighted, 'loss_distillation': self.weight * distance}
-
-    def _distance(self, output, inputs: Tensor) -> Tensor:
-        with torch.no_grad():
-            wanted = self._teacher(inputs) if self._is_classifier else self._teacher.backbone(inputs)
-        if self._is_classifier:
-            return logit_distance(output, wanted, self.temperature)
-        return feature_distance(output, wanted)
 
 
 def _scaled(value, factor: float):

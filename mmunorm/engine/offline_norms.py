@@ -6,13 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from mmengine.dataset import InfiniteSampler
 from mmengine.dist import all_reduce, broadcast, broadcast_object_list, get_rank, get_world_size
 from mmengine.hooks import EMAHook, Hook
 from mmengine.registry import HOOKS
 from mmengine.runner import set_random_seed
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler
 
 from ..checkpoints.loading import check_statistics
 from ..compat import GradScaler, guards_attributes
@@ -36,8 +34,7 @@ class OfflineNormHook(Hook):
       distributed run, the first process does this for all.
     - It refuses to test with such a checkpoint, and to train norms with `centered='frozen'` from weights without means.
     - When a run begins, UN, MABN and PN start their warm-up, unless the run is resumed. The hook warns if the run ends
-      before the warm-up does, and if each short epoch ends with a batch of a few samples, whose statistics are mostly
-      noise.
+      before the warm-up does.
     - Before each step, it passes the progress of the run, and the loss scale if there is one, to the norms.
     - In a distributed run, it sets the norms' buffers to their mean over the processes before validation and before a
       checkpoint is saved, also for EMAHook's averaged model, so that a resumed run continues like an uninterrupted one.
@@ -73,8 +70,6 @@ class OfflineNormHook(Hook):
             _check_means(runner.model)
         left = runner.max_iters - runner.iter
         warnings = [norm.start_run(resumed=runner.iter > 0, steps=left) for norm in norms]
-        if norms:
-            warnings.append(_small_last_batch(runner.train_dataloader.batch_sampler))
         for warning in dict.fromkeys(warnings):
             if warning:
                 runner.logger.warning(warning)
@@ -167,17 +162,6 @@ def _check_means(model: nn.Module) -> None:
             "centered='frozen' keeps the means of the weights that a run starts from, and of the model's "
             f'{len(means)} such norms none has a mean: set centered=True, or start from a checkpoint of a model that '
             'was trained with centered=True.')
-
-
-def _small_last_batch(batches) -> str:
-    """A warning if the last of up to 200 batches of an epoch has less than an eighth of their size, or ''."""
-    if type(batches) is not BatchSampler or batches.drop_last or len(batches) > 200:
-        return ''
-    left = len(batches.sampler) % batches.batch_size
-    if left == 0 or 8 * left >= batches.batch_size or isinstance(batches.sampler, InfiniteSampler):
-        return ''
-    return (f'The last of the {len(batches)} batches of an epoch has {left} of {batches.batch_size} samples. Its '
-            'statistics are mostly noise, and are averaged with the others: set train_dataloader.drop_last=True.')
 
 
 def set_loss_scale(model: nn.Module, scaler: GradScaler | Tensor | None) -> None:

@@ -29,9 +29,3 @@ def saves_after_this_step(runner) -> bool:
                and (hook.every_n_train_iters(runner, hook.interval, hook.save_begin)
                     or (hook.save_last and hook.is_last_train_iter(runner)))
                for hook in runner.hooks)
-
-
-def loss_scale(runner) -> float:
-    """The factor of the loss in this step's backward pass; 1 without a gradient scaler. Waits for a GPU."""
-    scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
-    return scaler.get_scale() if hasattr(scaler, 'get_scale') else 1.

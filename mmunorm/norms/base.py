@@ -92,14 +92,14 @@ def check_choice(name: str, value: str | bool, choices: Sequence[str | bool]) ->
 DEFAULT_NORM_CFG = dict(type='UN')
 
 
-def check_norm_cfg(norm_cfg: dict, name: str = 'norm_cfg') -> dict:
+def check_norm_cfg(norm_cfg: dict) -> dict:
     """Returns `norm_cfg` if it is a dict with a `type`; else a TypeError, or a KeyError if none is registered."""
     if not isinstance(norm_cfg, dict) or 'type' not in norm_cfg:
-        raise TypeError(f"{name}={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
+        raise TypeError(f"norm_cfg={norm_cfg!r}: must be a dict that names its type, such as dict(type='UN')")
     kind = norm_cfg['type']
     if registered(kind) is None:
         known = sorted(key for key, cls in MODELS.module_dict.items()
                        if isinstance(cls, type) and issubclass(cls, Norm))
-        raise KeyError(f'{name}: there is no norm {kind!r}{nearest(kind, MODELS.module_dict)} mmunorm has '
+        raise KeyError(f'norm_cfg: there is no norm {kind!r}{nearest(kind, MODELS.module_dict)} mmunorm has '
                        f'{", ".join(known)}')
     return norm_cfg

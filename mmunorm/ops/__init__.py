@@ -24,10 +24,8 @@ class _StandInFinder:
 def install() -> None:
     """Makes `mmcv.ops` importable if mmcv has no compiled operators; does not change a compiled mmcv.
 
-    Call it before mmdet is imported, whose modules replace each missing operator by a function that raises.
-
-    Warns:
-        UserWarning: models of mmdet were imported before, when `mmcv.ops` was not importable.
+    Call it before mmdet is imported, whose modules replace each missing operator by a function that raises; warns if
+    its models were.
     """
     if _StandInFinder in sys.meta_path:
         return

@@ -62,14 +62,13 @@ def test_wrong_values_are_refused(add, arguments, message, capsys):
     ("custom_imports = dict(imports=['no_such_module'])\n", 'no_such_module'),
     ('a = 1\n', 'has no `model`'),
     ("model = 'abc'\n", "has no `model`.*'abc'"),
-    ("model = dict(norm_cfg='LN')\n", r"model\.norm_cfg='LN': must be a dict"),
 ])
 def test_a_bad_config_is_one_line(tmp_path, text, message):
     path = tmp_path / 'a.py'
     path.write_text(text)
     with pytest.raises(PreflightError, match=f'(?i){message}') as caught:
         load_config(str(path))
-    assert '\n' not in str(caught.value) and 'a.py' in str(caught.value) or 'norm_cfg' in str(caught.value)
+    assert '\n' not in str(caught.value) and 'a.py' in str(caught.value)
 
 
 def test_options_are_merged_or_refused(tmp_path):

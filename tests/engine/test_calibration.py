@@ -48,12 +48,7 @@ def test_the_pipeline_inside_of_wrappers(cfg):
         assert all(torch.equal(a['inputs'], b['inputs']) for a, b in zip(plain, images, strict=True))
 
 
-def test_errors(cfg, tmp_path):
-    empty = tmp_path / 'empty.txt'
-    empty.write_text('')
-    cfg.train_dataloader.dataset.ann_file = str(empty)
-    with pytest.raises(PreflightError, match='the training data of .*classifier.py are empty'):
-        training_batches(cfg, 4)
+def test_errors(cfg):
     cfg.train_dataloader = None
     with pytest.raises(PreflightError, match='classifier.py has no train_dataloader'):
         training_batches(cfg, 4)

@@ -4,23 +4,19 @@ import re
 
 import pytest
 import torch
-from mmdet.datasets import AspectRatioBatchSampler
-from mmengine.dataset import InfiniteSampler
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModel
 from mmengine.registry import HOOKS
 from torch import nn
-from torch.utils.data import BatchSampler, SequentialSampler
 
 from mmunorm.engine import OfflineNormHook, set_loss_scale
-from mmunorm.engine.offline_norms import _small_last_batch
 from mmunorm.norms import MABN, PN, UN, TokenBN
 from mmunorm.utils import PreflightError
 
 from ..runs import loader, runner
 from ..versions import amp_on_a_cpu, cpu_grad_scaler
 
-NAMED = re.compile('warmup_iters|last of the')
+NAMED = re.compile('warmup_iters')
 
 
 class Model(BaseModel):
@@ -112,25 +108,6 @@ def test_frozen_means_that_no_weights_bring_are_refused(tmp_path):
     assert torch.equal(norm.running_mean, mean) and mean.any()
     assert torch.equal(run(tmp_path / 'on', 10, UN(4, **frozen), load_from=str(tmp_path / 'tuned/iter_5.pth'),
                            resume=True).running_mean, mean)
-
-
-@pytest.mark.parametrize('norm', [UN, nn.LayerNorm])
-def test_warns_of_an_epoch_that_ends_with_a_few_samples(tmp_path, warnings, norm):
-    norm = UN(4, warmup_iters=0) if norm is UN else norm(4)
-    run(tmp_path, 1, norm, 18, data=dict(batch_size=17))
-    assert [warning.partition(' samples')[0] for warning in warnings] == [
-        'The last of the 2 batches of an epoch has 1 of 17'] * isinstance(norm, UN)
-
-
-def test_batches_of_another_sampler_may_end_in_any_way():
-    """mmdet's sampler by aspect ratio ends with what is left of several groups; a list has no size at all."""
-    data = [dict(width=1 + index % 2, height=2) for index in range(17 * 200 + 1)]
-    few = SequentialSampler(data[:18])
-    assert 'has 1 of 17 samples' in _small_last_batch(BatchSampler(few, 17, drop_last=False))
-    for others in (InfiniteSampler(data[:18]), SequentialSampler(data[:25]), SequentialSampler(data)):
-        assert _small_last_batch(BatchSampler(others, 17, drop_last=False)) == ''
-    for batches in (BatchSampler(few, 17, drop_last=True), AspectRatioBatchSampler(few, 17), [[0, 1], [2]]):
-        assert _small_last_batch(batches) == ''
 
 
 NORMS = {

@@ -31,7 +31,6 @@ TRAIN = [
     ('train {un} --cfg-options visualizer.vis_backends.0.type=WandbVisBackend', 'pip install wandb'),
     ("train {un} --work-dir ''", "--work-dir '': it must be a folder"),
     ('train {un} --work-dir file', "--work-dir 'file': it must be a folder"),
-    ('train schedule.py', 'param_scheduler.0.begin=1: this CosineAnnealingLR'),
     ('train whole.py --norm UN', 'whole.py has no model.backbone to put a norm into'),
     ('train {un} --cfg-options train_dataloader.dataset.data_root=loop', 'the data set is not there: loop: '),
     ('train {un} --cfg-options pretrained=loop', 'no checkpoint loop'),
@@ -66,7 +65,7 @@ INFER = [
     ('infer {un} un.pth {data}/dark --out-dir {data}/light/../dark', '/../dark is where the images are'),
     ('infer {un} un.pth {data}/dark/0.png --out-dir {data}/dark', '--out-dir {data}/dark is where the images are'),
     ('infer {un} un.pth {data} --out-dir file/inside', '--out-dir file/inside'),
-    ("infer {un} un.pth {data}/dark/0.png --out-dir ''", "--out-dir '': it must be a folder"),
+    ("infer {un} un.pth {data}/dark/0.png --out-dir ''", "--out-dir '': must be a writable folder"),
     ('infer {un} un.pth twins --out-dir out', 'twins/0.bmp and another image of this name'),
     ('infer {un} un.pth mine/a.jpg --out-dir out', 'no image could be drawn: mine/a.jpg: not readable'),
     ('infer {un} latest/epoch_1.pth {data} --out-dir out', '--trust-checkpoint'),
@@ -88,7 +87,7 @@ CONVERT = [(f'convert_norms {call} --out out --device cpu', message) for call, m
     ('{ln} infinite.pth', 'infinite.pth has infinite values in backbone.patch_embed.projection.bias'),
     ('{ln} ln.pth --images nowhere', '--images nowhere: must be a folder of images'),
     ('{ln} ln.pth --images empty', '--images empty: there is no image'),
-    ('{ln} ln.pth --images mine', '--images mine: cannot use mine/a.jpg: it is empty, truncated, or not an image'),
+    ('{ln} ln.pth --images mine', '--images mine: 1 of 1 images cannot be used, such as mine/a.jpg: it is empty'),
     ('{ln} ln.pth --adapt-steps -1', '--adapt-steps: must be at least 0, got -1'),
 ]] + [
     ('convert_norms {ln} swin_un_tiny.pth --device cpu --num-samples 2 --out .', 'is the checkpoint to convert'),
@@ -166,7 +165,6 @@ def folder(tmp_path_factory, classifier, ln_classifier):
             'mine/a.jpg': 'no image', 'cut.onnx': 'onnx', 'alone.xml': '<net/>',
             'latest/last_checkpoint': 'latest/epoch_1.pth', 'by_hand/swin_un_tiny.py': '# mine\n',
             'other_chain/ship.json': chain, 'older/ship.json': chain,
-            'schedule.py': f"_base_ = ['{un}']\nparam_scheduler = dict(type='CosineAnnealingLR', begin=1)\n",
             'only_tested.py': f"_base_ = ['{ln}']\ntrain_dataloader = None\n",
             'labels.py': linear.replace("Accuracy', topk=1", "MultiLabelMetric'")}.items():
         (folder / name).write_text(text)

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from mmengine.config import Config
 
-from mmunorm.cli import shipping
-from mmunorm.cli.shipping import Stage, run_stages
 from mmunorm.utils import RunError
 
 from .. import processes, tiny_runs
@@ -19,6 +17,7 @@ for package in ('onnx', 'onnxscript', 'onnxruntime'):
 
 pytestmark = pytest.mark.usefixtures('in_a_folder')
 TOOLS = tiny_runs.ROOT / 'tools'
+SHIP = tiny_runs.load_tool('ship')
 
 
 @pytest.fixture(scope='module')
@@ -28,7 +27,7 @@ def ln_classifier(tmp_path_factory):
 
 
 def ship(ln, *arguments):
-    return tiny_runs.call('ship', *ln, '--format', 'onnx', '--out', 'out', *arguments)
+    return tiny_runs.call(SHIP, *ln, '--format', 'onnx', '--out', 'out', *arguments)
 
 
 def test_a_dry_run_prints_the_commands(ln_classifier, tmp_path, capsys):
@@ -72,7 +71,7 @@ def _in_this_process(monkeypatch):
             tiny_runs.call(str(Path(tool).resolve().relative_to(TOOLS).with_suffix('')), *arguments)
         return 0
 
-    monkeypatch.setattr(shipping, 'run_tool', run)
+    monkeypatch.setattr(SHIP, 'run_tool', run)
 
 
 @pytest.mark.slow
@@ -139,8 +138,8 @@ def test_the_exact_fold(ln_classifier, tmp_path, capsys):
 
 
 def test_a_failed_stage_is_named(tmp_path):
-    stages = [Stage('Works', ('-c', 'open("made", "w")'), tmp_path / 'made'),
-              Stage('Fails', ('-c', 'raise SystemExit(4)'), tmp_path / 'other')]
+    stages = [SHIP.Stage('Works', ('-c', 'open("made", "w")'), tmp_path / 'made'),
+              SHIP.Stage('Fails', ('-c', 'raise SystemExit(4)'), tmp_path / 'other')]
     with pytest.raises(RunError, match='ended with status 4. .*the same call of ship.py goes on from there'):
-        run_stages(stages, tmp_path)
+        SHIP.run_stages(stages, tmp_path)
     assert list(json.loads((tmp_path / 'ship.json').read_text())) == [str(stages[0])] and (tmp_path / 'made').exists()

@@ -15,10 +15,11 @@ from mmengine.registry import HOOKS
 from torch import Tensor, nn
 
 from mmunorm.compat import in_backward_pass
-from mmunorm.engine.runner import loss_scale, unwrapped_model
+from mmunorm.engine.runner import unwrapped_model
 from mmunorm.norms.base import check_count
 from mmunorm.utils import PreflightError, write_text
 from projects.paper.paper.norm_record import RecordError
+from projects.paper.paper.norm_statistics import loss_scale
 
 from .residuals import ResidualLayer
 from .residuals.sublayer import describe

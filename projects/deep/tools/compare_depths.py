@@ -12,7 +12,7 @@ from functools import partial
 from mmunorm.cli.arguments import command, load_config, positive
 from mmunorm.cli.data_checks import check_data
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, count_steps, parse_presets
+from mmunorm.config.presets import HELP, count_steps
 from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError
 from projects.deep.deep.figures import Quality, quality_figure
@@ -21,6 +21,7 @@ from projects.paper.paper.comparing import (
     add_comparison_arguments,
     check_initial_weights,
     check_settings,
+    parse_presets,
     seeded,
     train_and_write,
     with_norm,

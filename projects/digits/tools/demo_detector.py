@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from mmunorm.cli import run_tool
 from mmunorm.cli.arguments import command
-from mmunorm.cli.shipping import run_tool
 
 ROOT = Path(__file__).resolve().parents[3]
 CLASSIFIER = 'projects/digits/configs/swin_ln_classifier.py'

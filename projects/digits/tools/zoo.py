@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mmunorm.benchmark.environment import device_name, environment
 from mmunorm.checkpoints.loading import read_checkpoint
+from mmunorm.cli import run_tool
 from mmunorm.cli.arguments import command
-from mmunorm.cli.shipping import run_tool
 from mmunorm.tables import markdown_table
 from mmunorm.utils import PreflightError, RunError, whole_file, write_text
 

@@ -106,7 +106,7 @@ def test_an_enhancer_starts_from_the_part_of_a_detector(tmp_path):
     fit_pretrained(cfg)
     assert cfg.model.enhancer.init_cfg.checkpoint == path
     torch.save({'conv.weight': torch.ones(3, 3)}, path)
-    with pytest.raises(PreflightError, match='does not fit the config: .*1 name too many, such as conv.weight'):
+    with pytest.raises(PreflightError, match='does not fit the config: no weight has a name and shape'):
         fit_pretrained(cfg)
 
 

@@ -3,14 +3,15 @@ from __future__ import annotations
 
 import argparse
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.registry import HOOKS, MODELS
 
 from mmunorm.cli.arguments import add_config_arguments, out_folder, positive
-from mmunorm.config.presets import check_norms, set_norm
+from mmunorm.config.models import clear_build_errors
+from mmunorm.config.presets import parse_preset, set_norm, slug
 from mmunorm.norms import OfflineNorm
 from mmunorm.utils import Interrupted, PreflightError, RunError
 
@@ -37,6 +38,14 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
+def parse_presets(option: str, texts: Sequence[str], *arguments) -> dict[str, dict]:
+    """The configs of all texts of an option, see :func:`parse_preset`, by name."""
+    named = dict(parse_preset(text, *arguments) for text in texts)
+    if len({slug(name) for name in named}) < len(texts):
+        raise PreflightError(f'{option}: two have the same name, or names that give the same folder.')
+    return named
+
+
 def check_initial_weights(cfg: Config, path: str, options: Mapping | None) -> None:
     """Raises a PreflightError if the recipe or an option of `--cfg-options` names weights that runs do not load."""
     for option, value in (options or {}).items():
@@ -57,11 +66,12 @@ def with_norm(base: Config, name: str, norm_cfg: dict, steps: int) -> Config:
     """
     cfg = Config(base.to_dict())
     set_norm(cfg, norm_cfg)
-    check_norms(cfg)
     cls = MODELS.get(norm_cfg['type'])
     if issubclass(cls, OfflineNorm):
         arguments = {key: value for key, value in cfg.model.backbone.norm_cfg.items() if key != 'type'}
-        if problem := cls(1, **arguments).start_run(resumed=False, steps=steps):
+        with clear_build_errors():
+            norm = cls(1, **arguments)
+        if problem := norm.start_run(resumed=False, steps=steps):
             raise PreflightError(f'--norms {name}: {problem}')
     return cfg
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmunorm.compat import in_backward_pass
-from mmunorm.engine.runner import loss_scale, unwrapped_model
+from mmunorm.engine.runner import unwrapped_model
 from mmunorm.norms import OfflineNorm
 from mmunorm.norms.base import check_count
 from mmunorm.norms.kernels.reference import second_moment, statistics_dtype, variance_and_mean
@@ -58,9 +58,9 @@ class NormStatisticsHook(Hook):
     first of the two forward passes is recorded.
 
     Up to 100 steps and 16 MiB are buffered in memory. They are written together, and before every checkpoint, so a
-    resumed run has no gap. :func:`mmunorm.cli.training.train` also writes them if an error or Ctrl-C ends the run. On
-    each write, the visualizer gets values of the last `span` recorded steps: `norm/outlier_share`, the share of outlier
-    steps, and `norm/pnac_activation` and `norm/pnac_gradient`, the mean PNAC of all layers.
+    resumed run has no gap. `tools/train.py` also writes them if an error or Ctrl-C ends the run. On each write, the
+    visualizer gets values of the last `span` recorded steps: `norm/outlier_share`, the share of outlier steps, and
+    `norm/pnac_activation` and `norm/pnac_gradient`, the mean PNAC of all layers.
 
     Args:
         interval (int): record every n-th step. Defaults to 1.
@@ -189,6 +189,12 @@ class NormStatisticsHook(Hook):
             first, last = self._recent[0], self._recent[-1]
             share = (last['outliers'] - first['outliers'])[self._filters].mean() / (last['step'] - first['step'])
             runner.message_hub.update_scalar('train/norm/outlier_share', share)
+
+
+def loss_scale(runner) -> float:
+    """The factor of the loss in this step's backward pass; 1 without a gradient scaler. Waits for a GPU."""
+    scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
+    return scaler.get_scale() if hasattr(scaler, 'get_scale') else 1.
 
 
 def gradient_kind(norm: nn.Module) -> str:

@@ -14,7 +14,6 @@ from mmengine.model import BaseModel
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from mmunorm.cli import training
 from mmunorm.norms import MABN, RMSN, UN, NoNorm
 from mmunorm.norms.layers import norm_layers
 from mmunorm.utils import Interrupted, PreflightError
@@ -23,6 +22,7 @@ from projects.paper.paper.norm_record import OFFLINE_GRADIENT, ONLINE_GRADIENT, 
 from projects.paper.paper.normality import pnac
 from tests.processes import FORKSERVER
 from tests.runs import loader, runner
+from tests.tiny_runs import load_tool
 from tests.versions import amp_on_a_cpu
 
 
@@ -261,7 +261,7 @@ def test_a_run_that_ends_in_an_error_keeps_what_it_recorded(tmp_path, error, las
     def with_failing_hook(runner):
         runner.register_hook(FailingHook(error))
         runner.register_hook(dict(type='DivergenceHook', patience=3, interval=1))
-        training.train(runner)
+        load_tool('train').train(runner)
 
     stopped = Interrupted, 'interrupted after step 7; --resume'
     raised, message = stopped if error is KeyboardInterrupt else (error, None)
@@ -284,7 +284,7 @@ class KillHook(Hook):
 def train_killed(work_dir):
     def with_kill_hook(runner):
         runner.register_hook(KillHook(), priority='LOWEST')
-        training.train(runner)
+        load_tool('train').train(runner)
 
     train(work_dir, Model(UN(6, warmup_iters=2)), steps=9, run=with_kill_hook)
 

@@ -16,7 +16,7 @@ import sys
 from mmunorm.cli.arguments import command, load_config, non_negative
 from mmunorm.cli.data_checks import check_data, class_name
 from mmunorm.config.models import build_model
-from mmunorm.config.presets import HELP, NORMS, count_steps, parse_presets, slug
+from mmunorm.config.presets import HELP, NORMS, count_steps, slug
 from mmunorm.config.pretrained import pretrained_path, set_pretrained
 from mmunorm.utils import PreflightError
 from projects.paper.paper.comparing import (
@@ -24,6 +24,7 @@ from projects.paper.paper.comparing import (
     check_initial_weights,
     check_settings,
     checked_hook,
+    parse_presets,
     seeded,
     train_and_write,
     with_norm,

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmunorm.benchmark.files import main_metrics, markdown
+from mmunorm.benchmark.output import BUSY, NO_DIFFERENCE, speedup
+from mmunorm.cli.images import draw_objects, draw_predictions, read_image
+from mmunorm.cli.page import render_page
+from mmunorm.deploy.runtime import ExportedModel
+from mmunorm.utils import plural, write_text
+
 import cv2
 import numpy as np
-
-from ..benchmark.files import main_metrics, markdown
-from ..benchmark.output import BUSY, NO_DIFFERENCE, speedup
-from ..deploy.runtime import ExportedModel
-from ..utils import plural, write_text
-from .images import draw_objects, draw_predictions, read_image
-from .page import render_page
-from .shipping import Stage
 
 NUM_IMAGES = 4
 FEW = 100  # test images: one is a point of accuracy
@@ -117,12 +116,12 @@ def draw_truth(image: np.ndarray, info: dict, classes: Sequence[str] | None) -> 
     return draw_objects(image, classes, labels, boxes=boxes)
 
 
-def write_report(path: Path, title: str, outcome: Outcome, stages: list[Stage], seconds: dict[str, float],
+def write_report(path: Path, title: str, outcome: Outcome, stages: list, seconds: dict[str, float],
                  losses: str, fusion: str, images: list[dict[str, np.ndarray]]) -> None:
     """Writes a page that opens from disk and loads nothing.
 
-    `seconds` are by the command of a stage, `losses` is the Markdown table of the conversion or '', `fusion` is the
-    report of the folding, and `images` are what :func:`draw_samples` returns.
+    `stages` are those of ship.py, `seconds` are by the command of a stage, `losses` is the Markdown table of the
+    conversion or '', `fusion` is the report of the folding, and `images` are what :func:`draw_samples` returns.
     """
     models = {**outcome.metrics}
     if row := outcome.measured(outcome.name, outcome.row):

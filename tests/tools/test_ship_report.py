@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from mmunorm.cli.ship_report import Outcome
+from ..tiny_runs import load_tool
+
+Outcome = load_tool('ship').Outcome
 
 
 @pytest.mark.parametrize(('control', 'message'), [
