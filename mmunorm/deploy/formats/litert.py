@@ -1,13 +1,12 @@
 """LiteRT files, `.tflite`, for phone CPUs and integer-only chips."""
 from __future__ import annotations
 
-import copy
 import json
 import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from ..graph import Exportable, exporting
 from ..int8.attention_ranges import fit_attention
 from ..int8.ranges import CHOICES, Extremes, fit_padding
 from ..int8.tflite import changed, kind_of, read
-from ..rewrite.attention import center_attention
 from ..rewrite.norms import by_single_operators
 from ..rewrite.operators import for_chips
 from ..tasks import TASKS
@@ -82,7 +80,7 @@ class LiteRt(Format):
         if self.needs_images(int8):
             TASKS[model.meta['task']].check_bytes(model.meta)
         with silent():
-            write_float(programs_of(model, int8 == 'full'), path, model.meta)
+            write_float(converted(model, int8 == 'full'), path, model.meta)
         return quantize(path, 'half' if half else int8, samples, model.meta) if half or int8 else []
 
     def load(self, path: Path, threads: int | None) -> LiteRtSession:
@@ -94,44 +92,32 @@ class LiteRt(Format):
                 f'XNNPACK partitions on this CPU: {parts}; operators outside of them: {counted(outside)}']
 
 
-class Programs(dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]):
-    """The signatures of a file as graphs, each with a sample of its inputs."""
-
-    @cached_property
-    def content(self) -> bytes:
-        """The file in floating point. Raises a PreflightError if LiteRT's converter cannot export it."""
-        import litert_torch
-        converter = litert_torch
-        for name, (program, sample) in self.items():
-            converter = converter.signature(name, program, sample_kwargs=sample)
-        with exporting():
-            return converter.convert().model_content()
-
-
-@lru_cache(maxsize=2)  # a benchmark writes several files of one model
-def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
-    """The signatures of a model, see :meth:`Task.parts`; `for_integers` in a form that suits 8 bits.
+def programs_of(model: Exportable, for_integers: bool) -> dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]:
+    """The signatures of a model as graphs, each with a sample of its inputs; `for_integers` with centered attention.
 
     Raises a PreflightError if torch cannot export it.
     """
-    programs = Programs()
-    if for_integers:
-        plain = programs_of(model, False)  # the same arguments as those of other callers, for the cache
-        for name, (program, sample) in plain.items():
-            programs[name] = copy.deepcopy(program), sample
-        centered = [center_attention(program) for program, _ in programs.values()]
-        return programs if any(centered) else plain  # which need not be converted twice
     parts = TASKS[model.meta['task']].parts(by_single_operators(model.graph), model.inputs[0])
     with exporting():
-        for name, (part, sample) in parts.items():
-            programs[name] = for_chips(torch.export.export(part.eval(), (), sample, strict=False)), sample
-    return programs
+        return {name: (for_chips(torch.export.export(part.eval(), (), sample, strict=False), for_integers), sample)
+                for name, (part, sample) in parts.items()}
 
 
-def write_float(programs: Programs, path: Path, meta: dict) -> None:
-    """Writes the result of :func:`programs_of` in floating point, with metadata. Raises the error of its `content`."""
+@lru_cache(maxsize=2)  # a benchmark writes several files of one model
+def converted(model: Exportable, for_integers: bool) -> bytes:
+    """The file of :func:`programs_of` in floating point. Raises a PreflightError if the converter does not take it."""
+    import litert_torch
+    converter = litert_torch
+    for name, (program, sample) in programs_of(model, for_integers).items():
+        converter = converter.signature(name, program, sample_kwargs=sample)
+    with exporting():
+        return converter.convert().model_content()  # its `export` ends the process if the disk is full
+
+
+def write_float(content: bytes, path: Path, meta: dict) -> None:
+    """Writes the result of :func:`converted` with metadata."""
     from ai_edge_litert import schema_py_generated as schema
-    path.write_bytes(programs.content)  # the converter's `export` ends the process if the disk is full
+    path.write_bytes(content)
     with changed(path) as file:
         for operator in (operator for graph in file.subgraphs for operator in graph.operators):
             # litert-torch samples at pixel centers, torch at cell `floor(i * old / new)`. They differ in an FPN with

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 aten = torch.ops.aten
 LOWEST = -1000.  # is added to scores that a mask cuts; their softmax is 0, and no NaN
+MANY = 100  # tokens; with fewer, as in the windows of a Swin, a probability has several of the 256 steps of 8 bits
 # Operators that return their first argument in another shape.
 VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
          aten.squeeze.dims, aten.squeeze.default, aten.flatten.using_ints, aten.unflatten.int}
@@ -28,24 +29,56 @@ COPIES = {aten.alias.default, aten.clone.default, aten.detach.default, aten.cont
 
 
 @torch.no_grad()
-def for_chips(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """Rewrites the graph of a program with static shapes, without changing the function."""
+def for_chips(program: torch.export.ExportedProgram, centers: bool = False) -> fx.GraphModule:
+    """Rewrites the graph of a program with static shapes, without changing the function.
+
+    If it `centers`, so does :func:`center_attention`.
+    """
     module = program.run_decompositions({}).module()
     for node in module.graph.nodes:
         if isinstance(value := node.meta.get('val'), Tensor):
             node.meta['val'] = torch.empty(value.shape, dtype=value.dtype, device='meta')
     rewriter = _Rewriter(module)
-    for rewrite in (rewriter.fold_constant, rewriter.simplify, rewriter.decompose, rewriter.select,
-                    rewriter.merge_dimensions, rewriter.scale, rewriter.shorten):
-        for node in list(module.graph.nodes):
-            if node.op == 'call_function' and (new := rewrite(node)) is not None:
-                node.replace_all_uses_with(new)
-                module.graph.erase_node(node)  # attention counts as random and would be kept
-        module.graph.eliminate_dead_code()
+    rewriter.apply(rewriter.fold_constant)
+    if centers:
+        center_attention(module)
+    rewriter.apply(rewriter.simplify, rewriter.decompose, rewriter.select, rewriter.merge_dimensions, rewriter.scale,
+                   rewriter.shorten)
     used = {node.target for node in module.graph.nodes if node.op == 'get_attr'}
     for name in [name for name, _ in module.named_buffers(recurse=False) if name not in used]:
         delattr(module, name)
     module.graph.lint()
+    module.recompile()
+    return module
+
+
+@torch.no_grad()
+def center_attention(module: fx.GraphModule, least: int = MANY) -> fx.GraphModule:
+    """Centers the keys and values of attention over at least so many tokens, in place; returns the graph.
+
+        softmax(q (k - mean(k))^T) (v - mean(v)) + mean(v)
+
+    This is the same function: a softmax does not see what is added to all scores of a row, and its rows sum to 1. In
+    8 bits the rounded rows do not. What they lack now takes the mean of the values in place of 0. The scores, which
+    have one range for all heads, get smaller. A row that its mask allows nothing is 0, so only constant masks without
+    such a row are taken.
+    """
+    editor = Editor(module)
+    for node in list(module.graph.nodes):
+        if node.target is not aten.scaled_dot_product_attention.default or node.kwargs.get('enable_gqa') or (
+                node.args[2].meta['val'].shape[-2] < least):
+            continue
+        if (mask := (*node.args, None)[3]) is not None and (
+                (value := editor.value(mask)) is None or _as_bias(value)[1] is not None):
+            continue
+        for index in (1, 2):
+            x = node.args[index]
+            mean = editor.emit(node, aten.mean.dim, x, [-2], True)
+            node.update_arg(index, editor.emit(node, aten.sub.Tensor, x, mean))
+        with module.graph.inserting_after(node):
+            added = module.graph.call_function(aten.add.Tensor, (node, mean))
+        added.meta.update(node.meta)
+        node.replace_all_uses_with(added, lambda user, added=added: user is not added)
     module.recompile()
     return module
 
@@ -83,7 +116,15 @@ class Editor:
 
 
 class _Rewriter(Editor):
-    """Each method returns the replacement of a node, or None."""
+    """Each method after `apply` returns the replacement of a node, or None."""
+
+    def apply(self, *rewrites: Callable[[fx.Node], fx.Node | None]) -> None:
+        for rewrite in rewrites:
+            for node in list(self.graph.nodes):
+                if node.op == 'call_function' and (new := rewrite(node)) is not None:
+                    node.replace_all_uses_with(new)
+                    self.graph.erase_node(node)  # attention counts as random and would be kept
+            self.graph.eliminate_dead_code()
 
     def fold_constant(self, node: fx.Node) -> fx.Node | None:
         call = node.args[0] if node.target is operator.getitem else node  # of one tensor of a list

@@ -15,8 +15,7 @@ from torch import Tensor, fx, nn
 
 from ...utils import PreflightError
 from ..graph import Exportable, exporting
-from ..rewrite.attention import center_attention
-from ..rewrite.operators import Editor, for_chips
+from ..rewrite.operators import Editor, center_attention, for_chips
 from ..rewrite.pixels import fold_pixels
 
 aten = torch.ops.aten
@@ -78,9 +77,7 @@ def for_compiler(model: Exportable, normalizes: bool = True, centers: bool = Fal
                       or node.target is aten.im2col.default for node in program.graph.nodes)
     if has_windows or centers:
         names = graph.inputs, graph.outputs
-        graph = join_padding(for_chips(program)) if has_windows else program.module()
-        if centers:
-            center_attention(graph)
+        graph = join_padding(for_chips(program, centers)) if has_windows else center_attention(program.module())
         graph.inputs, graph.outputs = names
     meta = meta | dict(shape=[1, *meta['shape'][1:]], host=host)
     return dataclasses.replace(model, graph=graph, meta=meta, inputs=(image, ))
