@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import numpy as np
 from ..graph import Exportable, norms_left
 from ..vendors.graph import for_compiler, images_for, outputs_of
 from ..vendors.process import Vendor, Worker
-from .base import Format, Session
+from .base import Format, Session, counted
+from .onnx import write_onnx
 
 
 class ChipSession(Session):
@@ -34,7 +36,6 @@ class Chip(Format):
     vendor: Vendor
     in_file = host_normalizes = False  # whether the file's first layer or the host normalizes, else the chip's runtime
     centers = False  # see `Rknn`
-    _session: ChipSession | None = None  # of the file just written
 
     def check(self, int8: str | None = None, option: str = 'int8') -> str | None:
         """Like the base class; the vendor's package may be in another Python."""
@@ -50,18 +51,26 @@ class Chip(Format):
         images = (image[None] for arrays in samples for image in images_for(arrays, model.meta, self.host_normalizes))
         self._session = self.compile(model, path, images if int8 else iter(()), bool(int8), options)
 
+    def write_sources(self, worker: Worker, model: Exportable, images: Iterator[np.ndarray]) -> Path:
+        """Writes what a compiler reads, `model.onnx` and `samples/00000.npy`; returns the folder."""
+        folder = worker.sources
+        (folder / 'samples').mkdir(parents=True)
+        write_onnx(model, folder / 'model.onnx')
+        for index, image in enumerate(images):
+            np.save(folder / f'samples/{index:05}.npy', image)
+        return folder
+
     @abstractmethod
     def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,
                 options: dict) -> ChipSession:
         """Writes the files of `path`, and returns them opened; `images` `(1, C, H, W)` are for the ranges of INT8."""
 
-    def open_new(self, path: Path) -> Session:
-        session, self._session = self._session, None
-        return session
-
     @abstractmethod
     def facts(self, path: Path) -> dict:
         """What the compiler tells about a file, such as `ms`, an estimate, and `operators`, numbers by name."""
+
+    def report(self, path: Path) -> list[str]:
+        return [f"operators: {counted(Counter(self.facts(path)['operators']))}"]
 
     def least_snr(self, half: bool, int8: str | None) -> float:
         return -math.inf if int8 else 30.

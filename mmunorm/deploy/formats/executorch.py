@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from ..graph import Exportable, exporting
 from ..rewrite.norms import by_single_operators
 from ..rewrite.operators import for_chips
 from ..rewrite.pixels import fold_pixels
-from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent, stage
+from .base import EDGE_INSTALL, KEY, Format, Session, Variant, register_format, silent, stage
 
 
 class ExecuTorchSession(Session):
@@ -38,7 +37,6 @@ class ExecuTorch(Format):
     packages = run_packages = ('executorch', )
     int8_kinds, int8_packages = ('static', ), ('torchao', )
     install, tasks, takes_half, takes_dynamic = EDGE_INSTALL, ('classifier', 'tensors'), False, False
-    norms_as = {'static': 'single operators, in 8 bits where XNNPACK has them'}
     variants = {'executorch': Variant(runtime), 'executorch-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
@@ -63,10 +61,6 @@ class ExecuTorch(Format):
 
     def load(self, path: Path, threads: int | None) -> ExecuTorchSession:
         return ExecuTorchSession(path)
-
-    def report(self, path: Path) -> list[str]:
-        parts, outside = operators_of(path)
-        return [f'XNNPACK partitions: {parts}; operators outside of them: {counted(outside)}']
 
 
 def quantize_graph(graph: torch.fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]]) -> torch.fx.GraphModule:
@@ -93,14 +87,3 @@ def _makes_scores(node: torch.fx.Node) -> bool:
     """Whether a node is an addition before a softmax."""
     return node.target == torch.ops.aten.add.Tensor and any(
         user.target == torch.ops.aten.softmax.int or _makes_scores(user) for user in node.users)
-
-
-def operators_of(path: Path) -> tuple[int, Counter[str]]:
-    """The number of XNNPACK partitions in a file, and the operators outside of them."""
-    from executorch.exir._serialize._program import deserialize_pte_binary
-    plan = next(plan for plan in deserialize_pte_binary(path.read_bytes()).program.execution_plan
-                if plan.name == 'forward')
-    calls = [instruction.instr_args for chain in plan.chains for instruction in chain.instructions]
-    outside = Counter(plan.operators[call.op_index].name.removeprefix('aten::')
-                      for call in calls if type(call).__name__ == 'KernelCall')
-    return sum(type(call).__name__ == 'DelegateCall' for call in calls), outside

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
+from ...registry import is_missing
 from ...utils import PreflightError
 from ..comparison import mean_snr
 from ..graph import Exportable, exporting
@@ -68,9 +69,7 @@ class LiteRt(Format):
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
     int8_kinds, uncalibrated = ('dynamic', 'full', 'products'), ('dynamic', )
     int8_packages, takes_dynamic = ('ai_edge_quantizer', ), False
-    norms_as = {'dynamic': 'single operators in floating point', 'products': 'single operators in floating point',
-                'full': 'single operators in 8 bits'}
-    install = EDGE_INSTALL
+    install = "pip install '.[export]'" if is_missing('mmpretrain') else EDGE_INSTALL
     variants = {'litert': Variant(runtime), 'litert-dynamic': Variant(f'{runtime} INT8, dynamic range', 'dynamic'),
                 'litert-products': Variant(f'{runtime} INT8, matmul-only', 'products'),
                 'litert-full': Variant(f'{runtime} INT8, full-integer', 'full')}
@@ -87,9 +86,7 @@ class LiteRt(Format):
         return LiteRtSession(path, threads, read_meta(path))
 
     def report(self, path: Path) -> list[str]:
-        operators, (parts, outside) = operators_of(path), delegated(path)
-        return [f'operators: {operators.total()}, most often {listed(operators)}',
-                f'XNNPACK partitions on this CPU: {parts}; operators outside of them: {counted(outside)}']
+        return [f'operators: {counted(operators_of(path))}']
 
 
 def programs_of(model: Exportable, for_integers: bool) -> dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]:
@@ -320,22 +317,3 @@ def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
 
     return Counter(kind_of(model, operator) for graph in model.subgraphs for operator in graph.operators
                    if counts(graph, operator))
-
-
-def delegated(path: Path) -> tuple[int, Counter[str]]:
-    """The number of XNNPACK partitions of a file on this CPU, and the operators outside of them."""
-    from ai_edge_litert.interpreter import Interpreter
-    interpreter = Interpreter(str(path))
-    interpreter.allocate_tensors()
-    operators = interpreter._get_ops_details()  # those of the file, then one for each partition
-    parts = [operator for operator in operators if operator['op_name'] == 'DELEGATE']
-    in_file = operators[:len(operators) - len(parts)]
-    maker = {tensor: index for index, operator in enumerate(in_file) for tensor in operator['outputs']}
-    outside = dict(enumerate(in_file))
-    for part in parts:
-        borders, tensors = set(part['inputs']), list(part['outputs'])
-        while tensors:
-            index = maker.get(tensor := tensors.pop())
-            if tensor not in borders and outside.pop(index, None):
-                tensors.extend(in_file[index]['inputs'])
-    return len(parts), Counter(operator['op_name'] for operator in outside.values())
