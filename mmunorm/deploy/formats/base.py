@@ -22,6 +22,7 @@ from ...utils import PreflightError, error_text
 from ..comparison import MIN_SNR
 from ..graph import Exportable
 
+Batches = Sequence[tuple[np.ndarray, ...]]  # of a file's inputs
 KEY = 'mmunorm'  # of the metadata in the files
 # Never closed: loggers of libraries that are imported in `silent` keep it.
 _NOTHING = open(os.devnull, 'w')  # noqa: SIM115
@@ -51,6 +52,7 @@ class Format(ABC):
     name: str  # value of `--format`
     suffixes: tuple[str, ...]  # of its files; the first is that of the file to open
     runtime: str  # label
+    session: type[Session]  # is made of a path and a number of threads
     tasks: tuple[str, ...] = ('classifier', 'detector', 'tensors')
     packages: tuple[str, ...] = ()  # required for exporting
     run_packages: tuple[str, ...] = ()  # required for running a file
@@ -64,7 +66,7 @@ class Format(ABC):
     int8_packages: tuple[str, ...] = ()  # also required for exporting to INT8
     install: str = "pip install '.[deploy]'"  # installs its packages, in a clone of mmunorm
     variants: dict[str, Variant] = {}  # its rows in a benchmark by name; the plain file has the format's name
-    _session: Session | None = None  # of a file just written, if `export` has opened it
+    _opened: Session | None = None  # of a file just written, if `export` has opened it
 
     def check(self, int8: str | None = None, option: str = 'int8') -> str | None:
         """The kind of INT8, None for floating point, of a requested one; '' is the default.
@@ -106,7 +108,7 @@ class Format(ABC):
 
     @abstractmethod
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> list[str] | None:
+               samples: Batches = (), **options) -> list[str] | None:
         """Writes a model as files with the stem of `path`.
 
         With `half` weights are in float16; `int8` is one of `int8_kinds`, whose ranges are those of `samples`, batches
@@ -114,9 +116,9 @@ class Format(ABC):
         cannot export the model, or the format does not support it.
         """
 
-    @abstractmethod
     def load(self, path: Path, threads: int | None, **options) -> Session:
         """Opens an existing file with a number of CPU threads, None for the runtime's choice. Raises any error."""
+        return self.session(path, threads, **options)
 
     def open(self, path: Path, threads: int | None = None, **options) -> Session:
         """Like :meth:`load`; any error is a PreflightError, such as a missing file or runtime, or a file of others."""
@@ -139,7 +141,7 @@ class Format(ABC):
 
     def open_new(self, path: Path) -> Session:
         """Opens a file just written by :meth:`export` for the comparison with torch."""
-        session, self._session = self._session, None
+        session, self._opened = self._opened, None
         return session or self.open(path)
 
     def usage(self, path: Path) -> str:

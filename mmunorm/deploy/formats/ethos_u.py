@@ -6,14 +6,11 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from ...utils import PreflightError
 from ..graph import Exportable
-from .base import EDGE_INSTALL, Session, counted, register_format, stage
+from .base import EDGE_INSTALL, Batches, Session, counted, register_format, stage
 from .litert import LiteRt
 
 
@@ -30,14 +27,14 @@ class EthosU(LiteRt):
         return super().check(int8 or '', option)
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = (), accelerator: str = 'ethos-u85-512') -> list[str]:
+               samples: Batches = (), accelerator: str = 'ethos-u85-512') -> list[str]:
         from ethosu.vela.architecture_features import Accelerator
         if accelerator not in (known := Accelerator.member_list()):
             raise PreflightError(f'accelerator must be one of {", ".join(known)}, got {accelerator!r}.')
         with tempfile.TemporaryDirectory() as folder:
             integers = Path(folder, 'm.tflite')
             lines = super().export(model, integers, int8=int8, samples=samples)
-            self._session = super().load(integers, None)  # this machine cannot run what Vela makes of it
+            self._opened = super().load(integers, None)  # this machine cannot run what Vela makes of it
             stage("compiling by Arm's Vela")
             compile_file(integers, path, accelerator)
         return lines

@@ -5,7 +5,6 @@ import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,14 +17,13 @@ from ...utils import PreflightError
 from ..comparison import mean_snr
 from ..graph import Exportable, exporting
 from ..int8.attention_ranges import fit_attention
-from ..int8.ranges import CHOICES, Extremes, fit_padding
+from ..int8.ranges import CHOICES, Extremes, Ranges, Runs, fit_padding
 from ..int8.tflite import changed, kind_of, read
 from ..rewrite.norms import by_single_operators
 from ..rewrite.operators import for_chips
 from ..tasks import TASKS
-from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent, stage
+from .base import EDGE_INSTALL, KEY, Batches, Format, Session, Variant, counted, listed, register_format, silent, stage
 
-Ranges = dict[str, dict[str, np.ndarray]]  # `min` and `max` of tensors by name
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
 COMPARED = 16  # maximum number of runs of each half that choose the ranges
 CLEAR = 1.  # dB: a statistic that is so far behind on one half is not tried on the other
@@ -75,7 +73,7 @@ class LiteRt(Format):
                 'litert-full': Variant(f'{runtime} INT8, full-integer', 'full')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> list[str]:
+               samples: Batches = ()) -> list[str]:
         if self.needs_images(int8):
             TASKS[model.meta['task']].check_bytes(model.meta)
         with silent():
@@ -128,7 +126,7 @@ def write_float(content: bytes, path: Path, meta: dict) -> None:
         file.metadata = [*(file.metadata or []), entry]
 
 
-def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], meta: dict) -> list[str]:
+def quantize(path: Path, kind: str, samples: Batches, meta: dict) -> list[str]:
     """Rewrites a floating-point file with a kind of INT8, or 'half', by Google's AI Edge Quantizer.
 
     The statistic of `ranges.CHOICES` with the highest SNR is taken, where each half of the calibration batches
@@ -196,7 +194,7 @@ def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, pat
     quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
 
 
-def losses(in_float: Path, quantized: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list[str]:
+def losses(in_float: Path, quantized: Path, data: Runs) -> list[str]:
     """Which blocks of layers a full-integer file loses most in, on one input of its only signature, as a line.
 
     The quantizer's own comparison has the SNR of each tensor; a block's loss is from the end of the block before it.
@@ -227,15 +225,14 @@ def block_of(tensor: str) -> str:
     return '/'.join(module for module in modules[:blocks[-1] + 1] if re.search(r'_\d+$', module)) if blocks else ''
 
 
-def outputs_of(path: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list[np.ndarray]:
+def outputs_of(path: Path, data: Runs) -> list[np.ndarray]:
     """The outputs of a file for some inputs of its signatures, one after another, as float32."""
     session = LiteRtSession(path)
     return [out for part, runs in data.items()
             for out in session.call(part, np.concatenate([array for run in runs for array in run.values()])).values()]
 
 
-def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
-                     meta: dict) -> dict[str, list[dict[str, np.ndarray]]]:
+def calibration_data(path: Path, samples: Batches, meta: dict) -> Runs:
     """The inputs of each signature of a floating-point file for some images.
 
     Regions are the best ones of the first hundred batches, because they are large and held in memory.

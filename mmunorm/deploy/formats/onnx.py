@@ -4,7 +4,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ import torch
 from ..graph import Exportable, exporting
 from ..rewrite.operators import LOWEST
 from ..vendors.graph import for_compiler, images_for, outputs_of
-from .base import KEY, Format, Session, Variant, register_format, silent, stage
+from .base import KEY, Batches, Format, Session, Variant, register_format, silent, stage
 
 LARGEST_HALF = 65504.
 # Attributes that opset 17 lacks, and onnx's converter keeps.
@@ -46,29 +46,25 @@ class OnnxSession(Session):
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         if 'host' not in self.meta:
             return self.session.run(None, dict(zip(self.names, arrays, strict=True)))
-        images = images_for(arrays, self.meta)
-        return outputs_of(self.session.run(None, dict(zip(self.names, [images], strict=True))), self.meta)
+        return outputs_of(self.session.run(None, {self.names[0]: images_for(arrays, self.meta)}), self.meta)
 
 
 @register_format
 class Onnx(Format):
-    name, suffixes, runtime = 'onnx', ('.onnx', ), 'ONNX Runtime'
+    name, suffixes, runtime, session = 'onnx', ('.onnx', ), 'ONNX Runtime', OnnxSession
     packages, run_packages = ('onnx', 'onnxscript', 'onnxruntime'), ('onnxruntime', )
     tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds, uncalibrated, float_kinds = ('static', 'external'), ('external', ), ('external', )
     variants = {'onnx': Variant(runtime), 'onnx-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+               samples: Batches = ()) -> None:
         write_onnx(for_compiler(model) if int8 == 'external' else model, path)
         if int8 == 'static':
             stage(f'calibrating on {len(samples)} batches, quantizing')
             quantize_file(path, (dict(zip(model.graph.inputs, arrays, strict=True)) for arrays in samples))
         if half:
             store_as_half(path)
-
-    def load(self, path: Path, threads: int | None) -> OnnxSession:
-        return OnnxSession(path, threads)
 
 
 def write_onnx(model: Exportable, path: Path) -> None:
@@ -271,24 +267,13 @@ def keep_matmuls(graph) -> None:
     dequantize the weights in every run. A separate MatMul becomes a MatMulIntegerToFloat. The `graph` must have
     inferred shapes.
     """
-    from onnx import TensorProto
-    producers = {name: node for node in graph.node for name in node.output}
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
-    biases = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 1}
-    rows: dict[str, TensorProto] = {}  # layers with equal biases share one
+    from onnx import numpy_helper
+    products = {name for node in graph.node if node.op_type == 'MatMul' for name in node.output} & {
+        value.name for value in graph.value_info if len(value.type.tensor_type.shape.dim) > 2}
+    biases = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if len(tensor.dims) == 1}
     for node in graph.node:
-        if node.op_type != 'Add':
-            continue
-        for index, (bias, product) in enumerate((node.input, node.input[::-1])):
-            producer = producers.get(product)
-            if bias in biases and producer and producer.op_type == 'MatMul' and ranks.get(product, 0) > 2:
-                if bias not in rows:
-                    rows[bias] = TensorProto()
-                    rows[bias].CopyFrom(biases[bias])
-                    rows[bias].name, rows[bias].dims[:] = f'{bias}_row', [1, 1, *biases[bias].dims]
-                node.input[index] = rows[bias].name
+        for index, (bias, product) in enumerate((node.input, node.input[::-1]) if node.op_type == 'Add' else ()):
+            if bias in biases and product in products:
+                node.input[index] = f'{node.output[0]}_bias'
+                graph.initializer.append(numpy_helper.from_array(biases[bias][None, None], node.input[index]))
                 break
-    graph.initializer.extend(rows.values())
-    read = {name for node in graph.node for name in node.input}
-    for name in rows.keys() - read:
-        graph.initializer.remove(biases[name])

@@ -3,13 +3,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..graph import Exportable
-from .base import KEY, Format, Session, Variant, register_format, silent, stage
+from .base import KEY, Batches, Format, Session, Variant, register_format, silent, stage
 from .onnx import IN_FLOAT, write_onnx
 
 
@@ -31,14 +30,14 @@ class OpenVinoSession(Session):
 
 @register_format
 class OpenVino(Format):
-    name, suffixes, runtime = 'openvino', ('.xml', '.bin'), 'OpenVINO'
+    name, suffixes, runtime, session = 'openvino', ('.xml', '.bin'), 'OpenVINO', OpenVinoSession
     packages, run_packages = ('onnx', 'onnxscript', 'openvino'), ('openvino', )
     tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds, int8_packages = ('static', ), ('nncf', )
     variants = {'openvino': Variant(runtime), 'openvino-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+               samples: Batches = ()) -> None:
         import openvino
         source = path.with_suffix('.onnx')
         write_onnx(model, source)
@@ -51,11 +50,8 @@ class OpenVino(Format):
         graph.set_rt_info(json.dumps(model.meta), [KEY])
         openvino.save_model(graph, path, compress_to_fp16=half)
 
-    def load(self, path: Path, threads: int | None) -> OpenVinoSession:
-        return OpenVinoSession(path, threads)
 
-
-def quantize_graph(graph, inputs: Sequence[tuple[np.ndarray, ...]]):
+def quantize_graph(graph, inputs: Batches):
     """Quantizes an `openvino.Model` to INT8 with NNCF; `inputs` are calibration batches.
 
     SmoothQuant is off: on the digits Swin it cost 5 dB. Weights use 7 bits: with 8, CPUs without VNNI saturate the sum

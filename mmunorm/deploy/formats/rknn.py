@@ -1,10 +1,6 @@
 """Files for Rockchip's NPUs, compiled and simulated by rknn-toolkit2.
 
 The simulator runs no `.rknn` file, but what it has just compiled: a second file has all that this needs.
-
-In INT8, attentions of a folded model subtract the mean of keys and values over each image. On this chip that gives
-another 5 dB in a pretrained ViT, for some operators more; on the others, the constant that folding subtracts does as
-well. The option `center_attention=False` leaves it out.
 """
 from __future__ import annotations
 
@@ -27,17 +23,16 @@ SETTINGS = 'settings.json'  # in the second file
 @register_format
 class Rknn(Chip):
     name, suffixes, runtime = 'rknn', ('.rknn', '.rknn.zip'), "Rockchip's simulator"
-    centers = True
+    centers = True  # another 5 dB in a pretrained ViT; on other chips the constant that folding subtracts does as well
     vendor = Vendor('rknn', 'rknn', 'rknn-toolkit2 2.5.0')
 
     def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,
                 options: dict) -> ChipSession:
-        worker = Worker(self.vendor)
-        folder = self.write_sources(worker, model, images)
+        worker = self.with_sources(model, images)
         settings = dict(meta=model.meta, options=dict(target_platform='rk3588') | options)
         settings['compiled'] = build(worker, settings, str(path.resolve()))
-        (folder / SETTINGS).write_text(json.dumps(settings))
-        shutil.make_archive(str(self.files(path)[1].with_suffix('')), 'zip', folder)
+        (worker.sources / SETTINGS).write_text(json.dumps(settings))
+        shutil.make_archive(str(self.files(path)[1].with_suffix('')), 'zip', worker.sources)
         return ChipSession(worker, model.meta)
 
     def load(self, path: Path, threads: int | None) -> ChipSession:

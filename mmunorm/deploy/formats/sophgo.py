@@ -32,20 +32,17 @@ class Sophgo(Chip):
         wide_attention = options.pop('wide_attention', False)
         if wide_attention and 'search' in options:
             raise PreflightError('wide_attention and search both choose layers in floating point: give one of them.')
-        worker = Worker(self.vendor)
-        file = self.write_sources(worker, model, images) / 'model.onnx'
-        lower_opset(file)
-        keep_affine(file)
+        worker = self.with_sources(model, images)
+        lower_opset(worker.sources / 'model.onnx')
+        keep_affine(worker.sources / 'model.onnx')
         found, _ = worker.call('compile', shape=model.meta['shape'], out=str(path.resolve()),
                                quantize=options.pop('quantize', 'INT8' if int8 else 'F16'),
                                wide_attention=wide_attention, options=options)
         self.files(path)[1].write_text(json.dumps(model.meta | dict(compiled=found)))
-        return self._opened(worker, path)
+        return self.load(path, None)
 
     def load(self, path: Path, threads: int | None) -> ChipSession:
-        return self._opened(Worker(self.vendor), path)
-
-    def _opened(self, worker, path: Path) -> ChipSession:
+        worker = Worker(self.vendor)
         worker.call('open', model=str(path.resolve()))
         return ChipSession(worker, json.loads(self.files(path)[1].read_text()), normalizes=True)
 

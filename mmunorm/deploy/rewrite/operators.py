@@ -1,12 +1,4 @@
-"""Rewrites the operators of any torch model for edge devices.
-
-- A linear layer for query, key and value becomes three layers, each with its own range in INT8.
-- Attention is decomposed, and its scale is folded into the layer of the queries.
-- Window partition and reverse use at most four dimensions.
-- Rolls, and writes to a part of a tensor, as of padding, become slices and their concatenation.
-- `nn.Unfold` becomes a depthwise convolution with weights of zero and one, in place of a gather.
-- What does not depend on the input is a constant: position biases and attention masks.
-"""
+"""Rewrites the operators of any torch model for edge devices."""
 from __future__ import annotations
 
 import itertools
@@ -127,6 +119,7 @@ class _Rewriter(Editor):
             self.graph.eliminate_dead_code()
 
     def fold_constant(self, node: fx.Node) -> fx.Node | None:
+        """Computes what does not depend on the input, such as position biases and attention masks."""
         call = node.args[0] if node.target is operator.getitem else node  # of one tensor of a list
         if node.target is aten._assert_tensor_metadata.default:
             self.graph.erase_node(node)
@@ -161,9 +154,11 @@ class _Rewriter(Editor):
         return None
 
     def decompose(self, node: fx.Node) -> fx.Node | None:
-        """Decomposes attention, `nn.Unfold`, writes to a part of a tensor, and rolls.
+        """Decomposes attention, `nn.Unfold`, writes to a part of a tensor, as of padding, and rolls.
 
-        ExecuTorch quantizes the indices of its own rolls, and in INT8 cannot load what writes to a part.
+        `nn.Unfold` becomes a depthwise convolution with weights of 0 and 1, in place of a gather. Writes and rolls
+        become slices and their concatenation: ExecuTorch quantizes the indices of its own rolls, and in INT8 cannot
+        load what writes to a part.
         """
         if node.target is aten.copy.default:  # of its second argument to the place of the first
             source, shape = node.args[1], list(node.meta['val'].shape)
@@ -244,7 +239,7 @@ class _Rewriter(Editor):
             parameter is None or self.value(parameter) is not None for parameter in node.args[1:])
 
     def select(self, node: fx.Node) -> fx.Node | None:
-        """Turns a slice of a linear layer's output into a separate layer."""
+        """Turns a slice of a linear layer's output, such as the queries, into a layer with its own range in INT8."""
         if node.target is not aten.select.int:
             return None
         layer, views = self.source(node)
@@ -275,7 +270,7 @@ class _Rewriter(Editor):
         return self.emit(node, aten.reshape.default, x, list(index.shape))
 
     def merge_dimensions(self, node: fx.Node) -> fx.Node | None:
-        """Rewrites a permutation, or a sum with a constant, in fewer dimensions."""
+        """Rewrites a permutation, as of windows, or a sum with a constant, in at most four dimensions."""
         value = node.meta.get('val')
         if not isinstance(value, Tensor) or value.dim() <= 4:
             return None
@@ -306,7 +301,7 @@ class _Rewriter(Editor):
         return None
 
     def scale(self, node: fx.Node) -> fx.Node | None:
-        """Folds a factor of a linear layer's output into its weights."""
+        """Folds a factor of a linear layer's output, such as the scale of queries, into its weights."""
         if node.target is not aten.mul.Tensor:
             return None
         factor = node.args[1]

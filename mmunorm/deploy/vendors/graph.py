@@ -94,20 +94,16 @@ def join_padding(module: fx.GraphModule) -> fx.GraphModule:
             continue
         x, padding, value = *node.args[:2], node.args[3] if len(node.args) > 3 else None
         for index, sides in enumerate(zip(padding[::2], padding[1::2], strict=True)):
-            dim = x.meta['val'].dim() - 1 - index
-            before, after = ([editor.constant(node, _filled(x, dim, side, value))] if side else [] for side in sides)
+            shape = x.meta['val'].shape
+            dim = len(shape) - 1 - index
+            before, after = ([editor.constant(node, torch.full((*shape[:dim], side, *shape[dim + 1:]), value or 0.))]
+                             if side else [] for side in sides)
             if before or after:
                 x = editor.emit(node, aten.cat.default, [*before, x, *after], dim)
         node.replace_all_uses_with(x)
         module.graph.erase_node(node)
     module.recompile()
     return module
-
-
-def _filled(x: fx.Node, dim: int, side: int, value: float | None) -> Tensor:
-    shape = list(x.meta['val'].shape)
-    shape[dim] = side
-    return torch.full(shape, value or 0.)
 
 
 def images_for(arrays: Sequence[np.ndarray], meta: dict, normalizes: bool = False) -> np.ndarray:

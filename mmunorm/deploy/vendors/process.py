@@ -59,8 +59,8 @@ class Vendor:
 class Worker:
     """A process of a vendor's Python that runs the methods of the script's compiler; a PreflightError if there is none.
 
-    Its working directory is a folder of its own, with a log of what the vendor prints. Both are deleted with this
-    object; after an error a copy of the log stays.
+    Its working directory is a folder of its own, with a log of what the vendor prints, and `sources` to compile. They
+    are deleted with this object; after an error a copy of the log stays.
     """
 
     def __init__(self, vendor: Vendor):
