@@ -32,9 +32,11 @@ CLEAR = 1.  # dB: a statistic that is so far behind on one half is not tried on 
 class LiteRtSession(Session):
     """Takes float32 images `(N, 3, H, W)` like every session, and converts them to the input type of the file."""
 
-    def __init__(self, path: Path, threads: int | None = None, meta: dict | None = None):
+    def __init__(self, path: Path, threads: int | None = None):
         from ai_edge_litert.interpreter import Interpreter
-        self.meta = meta
+        file = read(path)
+        metas = [bytes(file.buffers[entry.buffer].data) for entry in file.metadata or () if entry.name == KEY.encode()]
+        self.meta = json.loads(metas[0]) if metas else None
         with silent():
             interpreter = Interpreter(str(path), num_threads=threads)
             interpreter.allocate_tensors()
@@ -63,7 +65,7 @@ class LiteRtSession(Session):
 
 @register_format
 class LiteRt(Format):
-    name, suffixes, runtime = 'litert', ('.tflite', ), 'LiteRT'
+    name, suffixes, runtime, session = 'litert', ('.tflite', ), 'LiteRT', LiteRtSession
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
     int8_kinds, uncalibrated = ('dynamic', 'full', 'products'), ('dynamic', )
     int8_packages, takes_dynamic = ('ai_edge_quantizer', ), False
@@ -79,9 +81,6 @@ class LiteRt(Format):
         with silent():
             write_float(converted(model, int8 == 'full'), path, model.meta)
         return quantize(path, 'half' if half else int8, samples, model.meta) if half or int8 else []
-
-    def load(self, path: Path, threads: int | None) -> LiteRtSession:
-        return LiteRtSession(path, threads, read_meta(path))
 
     def report(self, path: Path) -> list[str]:
         return [f'operators: {counted(operators_of(path))}']
@@ -291,15 +290,6 @@ def from_type(array: np.ndarray, detail: dict) -> np.ndarray:
     """Dequantizes a tensor of the file to float32."""
     scale, zero = detail['quantization']
     return (array.astype(np.float32) - zero) * np.float32(scale) if scale else array
-
-
-def read_meta(path: Path) -> dict | None:
-    """The metadata of a file."""
-    file = read(path)
-    for entry in file.metadata or ():
-        if entry.name == KEY.encode():
-            return json.loads(bytes(file.buffers[entry.buffer].data))
-    return None
 
 
 def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
