@@ -81,8 +81,6 @@ def export_file(model: Exportable, chosen: Format, path: str | Path, half: bool 
             if images and model.meta['task'] == 'tensors':
                 lines.insert(0, f'on the example: {compared(example)}')
             norms, plain = map(len, norms_left(model.graph))
-            if plain and int8:
-                lines.append(f'norms without weights: {chosen.norms_as[int8]}')
             lines = [*([USUAL] if int8 and found.snr else []), *lines, *chosen.report(part)]
         except (OSError, PreflightError):
             raise

@@ -8,8 +8,7 @@ from torch import nn
 from mmunorm import export, fuse_norms
 from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats.litert import programs_of
-from mmunorm.deploy.rewrite.attention import center_attention
-from mmunorm.deploy.rewrite.operators import for_chips
+from mmunorm.deploy.rewrite.operators import center_attention, for_chips
 
 from .conftest import needs
 
@@ -28,58 +27,37 @@ class Attention(nn.Module):
         return self.attend(q, k, v, self.mask)
 
 
-def written_out(q, k, v, mask):
-    return F.dropout((q * 0.5) @ k.transpose(-2, -1) + mask, training=False).softmax(-1) @ v
+NOTHING = torch.ones(5, 5, dtype=torch.bool)
+NOTHING[2] = False  # a row that allows nothing
 
 
-def in_windows(q, k, v, mask):
-    """The mask in another shape of the scores, as of shifted windows; the sum the other way round."""
-    scores = (mask + (q @ k.permute(0, 1, 3, 2)).div(2)).unflatten(0, (1, -1)).flatten(0, 1)
-    return scores.softmax(dim=3).clone() @ v
-
-
-def twice_read(q, k, v, mask):
-    """The scores and the probabilities are outputs, too, and the transposed keys have another reader."""
-    keys = k.transpose(-2, -1)
-    scores = q @ keys
-    return (scores.softmax(-1) @ v).sum() + keys.sum()
-
-
-def graph_of(attend, x, chips=False):
-    program = torch.export.export(Attention(attend).double().eval(), (x, ), strict=False)
-    return for_chips(program) if chips else program.module()
-
-
-@pytest.mark.parametrize('chips', [False, True])
-@pytest.mark.parametrize('attend', [
-    lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v),
-    lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, scale=0.3),
-    written_out, in_windows, twice_read])
-def test_the_same_function(attend, chips):
+@pytest.mark.parametrize('attend, number', [
+    (lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v), 2),
+    (lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, is_causal=True), 2),
+    (lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask, scale=0.3), 2),
+    (lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, mask > -0.5), 0),  # is not constant yet
+    (lambda q, k, v, mask: F.scaled_dot_product_attention(q, k, v, NOTHING), 0),
+    (lambda q, k, v, mask: F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True), 0)])
+def test_the_same_function(attend, number):
     torch.manual_seed(0)
     x = torch.randn(3, 5, 8, dtype=torch.float64) * 3
-    graph = graph_of(attend, x, chips)
+    graph = torch.export.export(Attention(attend).double().eval(), (x, ), strict=False).module()
     before = graph(x)
-    assert center_attention(graph) == 0 and torch.equal(graph(x), before)  # few tokens
-    assert center_attention(graph, 5) == 1
-    torch.testing.assert_close(graph(x), before, rtol=1e-12, atol=1e-12)
-    means = [node for node in graph.graph.nodes if node.target is torch.ops.aten.mean.dim]
-    assert len(means) == 2 and all(node.meta['val'].shape[2] == 1 or node.meta['val'].shape[3] == 1 for node in means)
+    assert torch.equal(center_attention(graph)(x), before)  # few tokens
+    torch.testing.assert_close(center_attention(graph, 5)(x), before, rtol=1e-12, atol=1e-12)
+    assert [node.meta['val'].shape[2] for node in graph.graph.nodes
+            if node.target is torch.ops.aten.mean.dim] == [1] * number
 
 
-@pytest.mark.parametrize('attend', [
-    lambda q, k, v, mask: (q @ k.transpose(-2, -1) * mask).softmax(-1) @ v,  # other factors within a row
-    lambda q, k, v, mask: (q @ k.transpose(-2, -1)).relu().softmax(-1) @ v,
-    lambda q, k, v, mask: (q @ k.transpose(-2, -1)).softmax(-2) @ v,  # columns sum to 1
-    lambda q, k, v, mask: v.transpose(-2, -1) @ (q @ k.transpose(-2, -1)).softmax(-1),  # the other factor
-    lambda q, k, v, mask: torch.cat([q @ k.transpose(-2, -1), mask.expand(3, -1, -1, -1)], -1).softmax(-1)[..., :5] @ v,
-    lambda q, k, v, mask: (scores := q @ k.transpose(-2, -1)).softmax(-1) @ v + scores.sum()])  # are seen elsewhere
-def test_what_stays(attend):
-    x = torch.randn(3, 5, 8, dtype=torch.float64)
-    graph = graph_of(attend, x)
-    before = graph(x)
-    assert center_attention(graph, 5) == 0
-    assert torch.equal(graph(x), before)
+@pytest.mark.parametrize('mask, number', [
+    (torch.ones(101, 101).tril() > 0, 2), (torch.ones(101, 101).triu(1) > 0, 0)])  # the last token attends to nothing
+def test_masks_are_constant_in_graphs_for_chips(mask, number):
+    x = torch.randn(1, 101, 8)
+    program = torch.export.export(Attention(
+        lambda q, k, v, _: F.scaled_dot_product_attention(q, k, v, mask & mask)).eval(), (x, ), strict=False)
+    graph = for_chips(program, centers=True)
+    torch.testing.assert_close(graph(x), program.module()(x), rtol=0, atol=1e-6)
+    assert sum(node.target is torch.ops.aten.mean.dim for node in graph.graph.nodes) == number
 
 
 @pytest.mark.parametrize('side, number', [(20, 1), (18, 0)])  # 101 and 82 tokens

@@ -49,8 +49,10 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr('mmunorm.deploy.formats.base.find_spec', lambda name: name in installed or None)
     monkeypatch.setattr(torch, '__version__', '2.8.1+cpu')
     with pytest.raises(PreflightError, match=r"^missing: onnx, onnxscript, openvino; install with pip install "
-                                              r"\S*onnx\S* \S*onnxscript\S* \S*openvino\S*$"):
+                                              r"'\.\[deploy\]' in a clone of mmunorm$"):
         FORMATS['openvino'].check()
+    with pytest.raises(PreflightError, match="install with pip install --no-deps -r requirements/edge.txt in a clone"):
+        FORMATS['executorch'].check()
     installed += ['onnx', 'onnxscript', 'openvino', 'onnxruntime']
     with pytest.raises(PreflightError, match='^missing: nncf;'):
         FORMATS['openvino'].check('static')

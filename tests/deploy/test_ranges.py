@@ -8,7 +8,7 @@ from mmunorm import compare
 from mmunorm.deploy.api import as_exportable
 from mmunorm.deploy.formats import litert
 from mmunorm.deploy.formats.base import silent
-from mmunorm.deploy.formats.litert import programs_of, write_float
+from mmunorm.deploy.formats.litert import converted, write_float
 from mmunorm.deploy.int8.ranges import CHOICES, Extremes
 from mmunorm.deploy.tasks.base import SIGNATURE
 
@@ -37,7 +37,7 @@ def test_extremes(exportable, tmp_path):
     x = images()
     x[0] *= 10
     with silent():
-        write_float(programs_of(exportable), tmp_path / 'm.tflite', exportable.meta)
+        write_float(converted(exportable, False), tmp_path / 'm.tflite', exportable.meta)
     runs = [dict(images=image[None]) for image in x.permute(0, 2, 3, 1).contiguous().numpy()]
     extremes, backwards = (Extremes(tmp_path / 'm.tflite', {SIGNATURE: order}) for order in (runs, runs[::-1]))
     for choice in CHOICES:

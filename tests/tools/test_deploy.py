@@ -21,7 +21,7 @@ for package in ('onnx', 'onnxscript', 'onnxruntime', 'openvino'):
 
 EXPORT, TEST, INFER, BENCHMARK = (tiny_runs.load_tool(f'deploy/{name}') for name in (
     'export', 'test', 'infer', 'benchmark'))
-MEASURED = ['openvino-bf16', 'onnx', 'onnx-int8']
+MEASURED = ['openvino', 'onnx', 'onnx-int8']
 LN = 'swin_ln_tiny'
 
 
@@ -93,8 +93,8 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
 
     def lacks(subject, name, export=Subject.export):
         left[subject.name] = tuple(map(len, norms_left(subject.exportable.graph)))
-        if name == 'openvino-bf16':
-            raise PreflightError('no bfloat16 here')
+        if name == 'openvino':
+            raise PreflightError('no OpenVINO here')
         return export(subject, name)
 
     monkeypatch.setattr(Subject, 'export', lacks)
@@ -110,8 +110,8 @@ def test_rows_and_ratios(classifier, tmp_path, capsys, monkeypatch):
     assert [(row['model'], row['format']) for row in result['rows']] == [
         (model, name) for model in (LN, f'{LN} (exact)', 'classifier') for name in MEASURED]
     for row in result['rows']:
-        if row['format'] == 'openvino-bf16':
-            assert row['error'] == 'no bfloat16 here' and '| OpenVINO bfloat16 | no bfloat16 here | - |' in text
+        if row['format'] == 'openvino':
+            assert row['error'] == 'no OpenVINO here' and '| OpenVINO | no OpenVINO here | - |' in text
             continue
         assert 'accuracy/top1' in row['metrics'] and len(row['seconds']) == 2 and row['size'] > 10_000
         base = next(other for other in result['rows'] if other['format'] == row['format'])

@@ -110,7 +110,7 @@ EXPORT = [(f'deploy/export {call}', message) for call, message in [
     ('{un} un.pth --format openvno', 'did you mean openvino?'),
     ('{un} un.pth --format onnx --dynamic --batch 2', '--batch cannot be combined with --dynamic'),
     ('{un} un.pth --format onnx --int8 --half', '--half cannot be combined with --int8'),
-    ('{un} un.pth --format onnx --vendor a=1', '--vendor is for compilers of chips, and --format onnx has none'),
+    ('{un} un.pth --format onnx --vendor a=1', 'a is not an option of the format onnx'),
     ('{un} un.pth --format onnx --vendor a', "argument --vendor: must be NAME=VALUE, got 'a'"),
     ('{un} un.pth --format onnx --int8 --dynamic', '--dynamic cannot be combined with --int8'),
     ('{un} un.pth --format onnx --int8 --batch 9', '--batch 9'),

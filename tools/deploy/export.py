@@ -35,8 +35,9 @@ def parse_args(argv=None):
     parser.add_argument('--num-samples', type=positive, default=300,
                         help='training images for INT8 calibration (default: 300)')
     parser.add_argument('--vendor', nargs='+', type=named_value, metavar='NAME=VALUE',
-                        help="of compilers of chips: the compiler's own options, such as target_platform=rk3576 "
-                        '(rknn), processor=bm1684x (sophgo) or activation_type=QUInt16 (qnn)')
+                        help="of compilers of chips: the compiler's own options, such as accelerator=ethos-u65-256 "
+                        '(ethos-u), target_platform=rk3576 (rknn), processor=bm1684x (sophgo) or '
+                        'activation_type=QUInt16 (qnn)')
     parser.add_argument('--dynamic', action='store_true', help='take any number of images')
     parser.add_argument('--parts', choices=PARTS, default=PARTS[0],
                         help="of any detector, backbone is backbone and neck, in ONNX and OpenVINO; the rest stays in "
@@ -50,10 +51,6 @@ def parse_args(argv=None):
                         '(default: exact)')
     parser.add_argument('--out', help='file to write (default: the checkpoint, with the suffix of the format; in '
                         'INT8 also with _int8)')
-    for form in FORMATS.values():
-        group = parser.add_argument_group(f'--format {form.name}') if form.options else None
-        for name, arguments in form.options.items():
-            group.add_argument(f'--{name}', **arguments)
     add_config_arguments(parser)
     args = parser.parse_args(argv)
     if args.dynamic and args.batch:
@@ -72,17 +69,6 @@ def named_value(text):
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-def options_of(args, chosen):
-    """The options of the format that were given."""
-    given = {name: getattr(args, name) for form in FORMATS.values() for name in form.options
-             if getattr(args, name) is not None}
-    if args.vendor and not chosen.takes_vendor_options:
-        raise PreflightError(f'--vendor is for compilers of chips, and --format {chosen.name} has none.')
-    if others := sorted(given.keys() - set(chosen.options)):
-        raise PreflightError(f'--{others[0]} is not an option of --format {chosen.name}.')
-    return given | dict(args.vendor or ())
 
 
 def file_of(text, checkpoint, chosen, int8):
@@ -107,7 +93,8 @@ def main(argv=None):
     args = parse_args(argv)
     chosen = find_format(args.format)
     int8 = chosen.check(args.int8, '--int8')
-    options = options_of(args, chosen)
+    options = dict(args.vendor or ())
+    chosen.check_options(options)
     cfg = load_config(args.config, args.cfg_options, args.norm)
     if args.out is not None:
         out_file(args.out, '--out')

@@ -4,33 +4,30 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import shlex
 import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ...registry import MISSING
 from ...utils import PreflightError, error_text
 from ..comparison import MIN_SNR
 from ..graph import Exportable
 
+Batches = Sequence[tuple[np.ndarray, ...]]  # of a file's inputs
 KEY = 'mmunorm'  # of the metadata in the files
 # Never closed: loggers of libraries that are imported in `silent` keep it.
 _NOTHING = open(os.devnull, 'w')  # noqa: SIM115
-# Installs the packages of the formats for edge devices beside mmpretrain, which their transformers would break.
-EDGE_INSTALL = 'pip install --no-deps -r requirements/edge.txt in a clone of mmunorm'
-DISTRIBUTIONS = {'ethosu': 'ethos-u-vela'}  # of packages with another name than their module
+# Without dependencies: their transformers would break mmpretrain.
+EDGE_INSTALL = 'pip install --no-deps -r requirements/edge.txt'
 
 
 class Session(ABC):
@@ -55,6 +52,7 @@ class Format(ABC):
     name: str  # value of `--format`
     suffixes: tuple[str, ...]  # of its files; the first is that of the file to open
     runtime: str  # label
+    session: type[Session]  # is made of a path and a number of threads
     tasks: tuple[str, ...] = ('classifier', 'detector', 'tensors')
     packages: tuple[str, ...] = ()  # required for exporting
     run_packages: tuple[str, ...] = ()  # required for running a file
@@ -62,15 +60,13 @@ class Format(ABC):
     takes_half: bool = True  # writes weights in float16, too
     takes_dynamic: bool = True  # writes graphs for any number of images, too
     float_kinds: tuple[str, ...] = ()  # of `int8_kinds`, those whose files are in floating point for other compilers
-    norms_as: dict[str, str] = {}  # by kind of INT8, what the runtime makes of a norm without weights
-    takes_vendor_options: bool = False  # any, which the vendor's compiler checks
+    takes_vendor_options: bool = False  # keyword arguments of `export`, which the vendor's compiler checks
     is_offered: bool = True  # by tools/deploy/export.py
     uncalibrated: tuple[str, ...] = ()  # the kinds of INT8 that need no training images
     int8_packages: tuple[str, ...] = ()  # also required for exporting to INT8
-    install: str = ''  # installs its packages beside mmpretrain, if their names alone do not
-    # Options of tools/deploy/export.py for this format alone, keyword arguments of `export`: those of `add_argument`.
-    options: dict[str, dict] = {}
+    install: str = "pip install '.[deploy]'"  # installs its packages, in a clone of mmunorm
     variants: dict[str, Variant] = {}  # its rows in a benchmark by name; the plain file has the format's name
+    _opened: Session | None = None  # of a file just written, if `export` has opened it
 
     def check(self, int8: str | None = None, option: str = 'int8') -> str | None:
         """The kind of INT8, None for floating point, of a requested one; '' is the default.
@@ -87,10 +83,10 @@ class Format(ABC):
             raise PreflightError(f'the exporter needs torch 2.9 or newer, but {torch.__version__} is installed.')
         return self.int8_kinds[0] if int8 == '' else int8
 
-    def check_options(self, names: Iterable[str]) -> None:
-        """Raises a PreflightError if one of these is no option of this format."""
-        if not self.takes_vendor_options and (unknown := sorted(set(names) - set(self.options))):
-            raise PreflightError(f'{unknown[0]} is not an option of the format {self.name}.')
+    def check_options(self, options: dict) -> None:
+        """Raises a PreflightError if there is an option, and this format has none."""
+        if options and not self.takes_vendor_options:
+            raise PreflightError(f'{next(iter(options))} is not an option of the format {self.name}.')
 
     def check_model(self, model: Exportable, half: bool = False) -> None:
         """Raises a PreflightError if this format does not support a model, or `half`."""
@@ -98,9 +94,6 @@ class Format(ABC):
             option = 'half' if half and not self.takes_half else 'dynamic'
             raise PreflightError(f'--{option} is not supported by --format {self.name}.')
         task = model.meta['task']
-        if task == 'features' and task not in self.tasks:
-            others = ', '.join(form.name for form in REGISTERED.values() if form.is_offered and task in form.tasks)
-            raise PreflightError(f'--format {self.name} has no --parts backbone: {others} have.')
         if task not in self.tasks:
             raise PreflightError(f'--format {self.name} supports {" and ".join(self.tasks)}, but '
                                  f'{model.meta["model"]} would be {task}.')
@@ -115,7 +108,7 @@ class Format(ABC):
 
     @abstractmethod
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> list[str] | None:
+               samples: Batches = (), **options) -> list[str] | None:
         """Writes a model as files with the stem of `path`.
 
         With `half` weights are in float16; `int8` is one of `int8_kinds`, whose ranges are those of `samples`, batches
@@ -123,9 +116,9 @@ class Format(ABC):
         cannot export the model, or the format does not support it.
         """
 
-    @abstractmethod
     def load(self, path: Path, threads: int | None, **options) -> Session:
         """Opens an existing file with a number of CPU threads, None for the runtime's choice. Raises any error."""
+        return self.session(path, threads, **options)
 
     def open(self, path: Path, threads: int | None = None, **options) -> Session:
         """Like :meth:`load`; any error is a PreflightError, such as a missing file or runtime, or a file of others."""
@@ -148,7 +141,8 @@ class Format(ABC):
 
     def open_new(self, path: Path) -> Session:
         """Opens a file just written by :meth:`export` for the comparison with torch."""
-        return self.open(path)
+        session, self._opened = self._opened, None
+        return session or self.open(path)
 
     def usage(self, path: Path) -> str:
         """One line on how to use a file."""
@@ -179,20 +173,10 @@ def register_format(cls: type[Format]) -> type[Format]:
 
 
 def need(*packages: str, install: str = '') -> None:
-    """Raises a PreflightError with the command to install them if one of these packages is missing.
-
-    Beside mmpretrain that is `install`; otherwise pip gets their names, with the releases that mmunorm was tried with.
-    """
-    missing = [package for package in packages if find_spec(package) is None]
-    if not missing:
-        return
-    if not install or 'mmpretrain' in MISSING:
-        names = [DISTRIBUTIONS.get(package, package.replace('_', '-')) for package in missing]
-        with suppress(PackageNotFoundError):
-            known = {re.split('[^A-Za-z0-9-]', line)[0]: line.partition(';')[0] for line in requires('mmunorm') or ()}
-            names = [known.get(name, name) for name in names]
-        install = f'pip install {shlex.join(names)}'
-    raise PreflightError(f"missing: {', '.join(missing)}; install with {install}")
+    """Raises a PreflightError with the command that installs them, by default pip's, if a package is missing."""
+    if missing := [package for package in packages if find_spec(package) is None]:
+        command = f'{install} in a clone of mmunorm' if install else f'pip install {" ".join(missing)}'
+        raise PreflightError(f"missing: {', '.join(missing)}; install with {command}")
 
 
 def stage(name: str) -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from ..graph import Exportable, norms_left
 from ..vendors.graph import for_compiler, images_for, outputs_of
 from ..vendors.process import Vendor, Worker
-from .base import Format, Session
+from .base import Batches, Format, Session, counted
+from .onnx import write_onnx
 
 
 class ChipSession(Session):
@@ -33,8 +35,7 @@ class Chip(Format):
     takes_vendor_options = True
     vendor: Vendor
     in_file = host_normalizes = False  # whether the file's first layer or the host normalizes, else the chip's runtime
-    centers = False  # see `Rknn`
-    _session: ChipSession | None = None  # of the file just written
+    centers = False  # whether attention in INT8 is centered if the model is folded; the option `center_attention`
 
     def check(self, int8: str | None = None, option: str = 'int8') -> str | None:
         """Like the base class; the vendor's package may be in another Python."""
@@ -43,25 +44,33 @@ class Chip(Format):
         return int8
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = (), **options) -> None:
+               samples: Batches = (), **options) -> None:
         """Like the base class; `options` are the vendor's own, by name."""
         centers = self.centers and options.pop('center_attention', True) and bool(int8 and norms_left(model.graph)[1])
         model = for_compiler(model, self.in_file, centers)
         images = (image[None] for arrays in samples for image in images_for(arrays, model.meta, self.host_normalizes))
-        self._session = self.compile(model, path, images if int8 else iter(()), bool(int8), options)
+        self._opened = self.compile(model, path, images if int8 else iter(()), bool(int8), options)
+
+    def with_sources(self, model: Exportable, images: Iterator[np.ndarray]) -> Worker:
+        """A process with what a compiler reads in its `sources`: `model.onnx` and `samples/00000.npy`."""
+        worker = Worker(self.vendor)
+        (worker.sources / 'samples').mkdir(parents=True)
+        write_onnx(model, worker.sources / 'model.onnx')
+        for index, image in enumerate(images):
+            np.save(worker.sources / f'samples/{index:05}.npy', image)
+        return worker
 
     @abstractmethod
     def compile(self, model: Exportable, path: Path, images: Iterator[np.ndarray], int8: bool,
                 options: dict) -> ChipSession:
         """Writes the files of `path`, and returns them opened; `images` `(1, C, H, W)` are for the ranges of INT8."""
 
-    def open_new(self, path: Path) -> Session:
-        session, self._session = self._session, None
-        return session
-
     @abstractmethod
     def facts(self, path: Path) -> dict:
         """What the compiler tells about a file, such as `ms`, an estimate, and `operators`, numbers by name."""
+
+    def report(self, path: Path) -> list[str]:
+        return [f"operators: {counted(Counter(self.facts(path)['operators']))}"]
 
     def least_snr(self, half: bool, int8: str | None) -> float:
         return -math.inf if int8 else 30.

@@ -6,18 +6,12 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from ...utils import PreflightError
 from ..graph import Exportable
-from .base import Session, counted, register_format, stage
+from .base import EDGE_INSTALL, Batches, Session, counted, register_format, stage
 from .litert import LiteRt
-
-ACCELERATORS = ('ethos-u55-32', 'ethos-u55-64', 'ethos-u55-128', 'ethos-u55-256', 'ethos-u65-256', 'ethos-u65-512',
-                'ethos-u85-128', 'ethos-u85-256', 'ethos-u85-512', 'ethos-u85-1024', 'ethos-u85-2048')
 
 
 @register_format
@@ -26,27 +20,24 @@ class EthosU(LiteRt):
     name, suffixes, runtime = 'ethos-u', ('.vela.tflite', '.vela.csv', '.vela.layers.csv'), 'Arm Ethos-U'
     packages, int8_packages = (*LiteRt.packages, 'ai_edge_quantizer', 'ethosu'), ()
     int8_kinds, uncalibrated, variants, takes_half = ('full', ), (), {}, False
-    options = dict(accelerator=dict(choices=ACCELERATORS, metavar='NAME',
-                                    help=f'of {", ".join(ACCELERATORS)} (default: ethos-u85-512)'))
+    install, takes_vendor_options = EDGE_INSTALL, True
 
     def check(self, int8: str | None = None, option: str = 'int8') -> str:
         """Like the base class, but files are never in floating point."""
         return super().check(int8 or '', option)
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = (), accelerator: str | None = None) -> list[str]:
-        integers = self._integers(path)
-        lines = super().export(model, integers, int8=int8, samples=samples)
-        stage("compiling by Arm's Vela")
-        compile_file(integers, path, accelerator or 'ethos-u85-512')
+               samples: Batches = (), accelerator: str = 'ethos-u85-512') -> list[str]:
+        from ethosu.vela.architecture_features import Accelerator
+        if accelerator not in (known := Accelerator.member_list()):
+            raise PreflightError(f'accelerator must be one of {", ".join(known)}, got {accelerator!r}.')
+        with tempfile.TemporaryDirectory() as folder:
+            integers = Path(folder, 'm.tflite')
+            lines = super().export(model, integers, int8=int8, samples=samples)
+            self._opened = super().load(integers, None)  # this machine cannot run what Vela makes of it
+            stage("compiling by Arm's Vela")
+            compile_file(integers, path, accelerator)
         return lines
-
-    def open_new(self, path: Path) -> Session:
-        """Opens Vela's input, because this machine cannot run its output."""
-        integers = self._integers(path)
-        session = super().load(integers, None)
-        integers.unlink()
-        return session
 
     def load(self, path: Path, threads: int | None) -> Session:
         raise PreflightError('it runs only on an Ethos-U; for this machine export a .tflite file with the INT8 full.')
@@ -66,9 +57,6 @@ class EthosU(LiteRt):
                     ('SRAM', 'sram_memory_used'), ('DRAM', 'dram_memory_used'),
                     ('flash', 'off_chip_flash_memory_used')) if float(summary[key])),
                 f'operators left to the CPU: {counted(on_cpu)}']
-
-    def _integers(self, path: Path) -> Path:
-        return path.with_name(path.name.replace('.vela', '.integers'))
 
 
 def compile_file(source: Path, path: Path, accelerator: str) -> None:

@@ -2,24 +2,22 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from ...utils import PreflightError, error_text
 from ..graph import Exportable, exporting
 from ..rewrite.norms import by_single_operators
 from ..rewrite.operators import for_chips
 from ..rewrite.pixels import fold_pixels
-from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, register_format, silent, stage
+from .base import EDGE_INSTALL, KEY, Batches, Format, Session, Variant, register_format, silent, stage
 
 
 class ExecuTorchSession(Session):
+    """Its Python runtime chooses the number of threads."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, threads: int | None = None):
         from executorch.runtime import Runtime
         with silent():  # it prints which CPU files it cannot find
             program = Runtime.get().load_program(path)
@@ -33,43 +31,32 @@ class ExecuTorchSession(Session):
 
 @register_format
 class ExecuTorch(Format):
-    """Its Python runtime chooses the number of threads."""
-    name, suffixes, runtime = 'executorch', ('.pte', ), 'ExecuTorch'
+    name, suffixes, runtime, session = 'executorch', ('.pte', ), 'ExecuTorch', ExecuTorchSession
     packages = run_packages = ('executorch', )
     int8_kinds, int8_packages = ('static', ), ('torchao', )
     install, tasks, takes_half, takes_dynamic = EDGE_INSTALL, ('classifier', 'tensors'), False, False
-    norms_as = {'static': 'single operators, in 8 bits where XNNPACK has them'}
     variants = {'executorch': Variant(runtime), 'executorch-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+               samples: Batches = ()) -> None:
         if int8:
             stage(f'calibrating on {len(samples)} batches, quantizing')
-        with exporting(), silent():
+        with silent():
             from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
             from executorch.exir import to_edge_transform_and_lower
-            graph = fold_pixels(by_single_operators(model.graph), *model.inputs)
-            graph = for_chips(torch.export.export(graph, model.inputs, strict=False))
-            program = torch.export.export(graph, model.inputs, strict=False)
-            if int8:
-                program = torch.export.export(quantize_graph(program.module(), samples), model.inputs, strict=False)
-            try:
-                edge = to_edge_transform_and_lower(
-                    program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: json.dumps(model.meta)})
-                content = edge.to_executorch().buffer
-            except Exception as error:  # its passes raise plain exceptions
-                raise PreflightError(f'ExecuTorch cannot lower this model: {error_text(error)}') from error
-            path.write_bytes(content)
-
-    def load(self, path: Path, threads: int | None) -> ExecuTorchSession:
-        return ExecuTorchSession(path)
-
-    def report(self, path: Path) -> list[str]:
-        parts, outside = operators_of(path)
-        return [f'XNNPACK partitions: {parts}; operators outside of them: {counted(outside)}']
+            with exporting():
+                graph = fold_pixels(by_single_operators(model.graph), *model.inputs)
+                graph = for_chips(torch.export.export(graph, model.inputs, strict=False))
+                program = torch.export.export(graph, model.inputs, strict=False)
+                if int8:
+                    graph = quantize_graph(program.module(), samples)
+                    program = torch.export.export(graph, model.inputs, strict=False)
+            edge = to_edge_transform_and_lower(
+                program, partitioner=[XnnpackPartitioner()], constant_methods={KEY: json.dumps(model.meta)})
+            path.write_bytes(edge.to_executorch().buffer)
 
 
-def quantize_graph(graph: torch.fx.GraphModule, samples: Sequence[tuple[np.ndarray, ...]]) -> torch.fx.GraphModule:
+def quantize_graph(graph: torch.fx.GraphModule, samples: Batches) -> torch.fx.GraphModule:
     """Quantizes a graph to INT8 with ExecuTorch's XNNPACK quantizer: per-channel weights, per-tensor activations.
 
     The `graph` is also changed. Attention scores stay in floating point, like the matrix product before them and the
@@ -93,14 +80,3 @@ def _makes_scores(node: torch.fx.Node) -> bool:
     """Whether a node is an addition before a softmax."""
     return node.target == torch.ops.aten.add.Tensor and any(
         user.target == torch.ops.aten.softmax.int or _makes_scores(user) for user in node.users)
-
-
-def operators_of(path: Path) -> tuple[int, Counter[str]]:
-    """The number of XNNPACK partitions in a file, and the operators outside of them."""
-    from executorch.exir._serialize._program import deserialize_pte_binary
-    plan = next(plan for plan in deserialize_pte_binary(path.read_bytes()).program.execution_plan
-                if plan.name == 'forward')
-    calls = [instruction.instr_args for chain in plan.chains for instruction in chain.instructions]
-    outside = Counter(plan.operators[call.op_index].name.removeprefix('aten::')
-                      for call in calls if type(call).__name__ == 'KernelCall')
-    return sum(type(call).__name__ == 'DelegateCall' for call in calls), outside

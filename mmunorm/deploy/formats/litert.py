@@ -1,32 +1,29 @@
 """LiteRT files, `.tflite`, for phone CPUs and integer-only chips."""
 from __future__ import annotations
 
-import copy
 import json
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, fx
 
+from ...registry import MISSING
 from ...utils import PreflightError
 from ..comparison import mean_snr
 from ..graph import Exportable, exporting
 from ..int8.attention_ranges import fit_attention
-from ..int8.ranges import CHOICES, Extremes, fit_padding
+from ..int8.ranges import CHOICES, Extremes, Ranges, Runs, fit_padding
 from ..int8.tflite import changed, kind_of, read
-from ..rewrite.attention import center_attention
 from ..rewrite.norms import by_single_operators
 from ..rewrite.operators import for_chips
 from ..tasks import TASKS
-from .base import EDGE_INSTALL, KEY, Format, Session, Variant, counted, listed, register_format, silent, stage
+from .base import EDGE_INSTALL, KEY, Batches, Format, Session, Variant, counted, listed, register_format, silent, stage
 
-Ranges = dict[str, dict[str, np.ndarray]]  # `min` and `max` of tensors by name
 PRODUCTS = ('FULLY_CONNECTED', 'BATCH_MATMUL', 'CONV_2D')
 COMPARED = 16  # maximum number of runs of each half that choose the ranges
 CLEAR = 1.  # dB: a statistic that is so far behind on one half is not tried on the other
@@ -35,9 +32,11 @@ CLEAR = 1.  # dB: a statistic that is so far behind on one half is not tried on 
 class LiteRtSession(Session):
     """Takes float32 images `(N, 3, H, W)` like every session, and converts them to the input type of the file."""
 
-    def __init__(self, path: Path, threads: int | None = None, meta: dict | None = None):
+    def __init__(self, path: Path, threads: int | None = None):
         from ai_edge_litert.interpreter import Interpreter
-        self.meta = meta
+        file = read(path)
+        metas = [bytes(file.buffers[entry.buffer].data) for entry in file.metadata or () if entry.name == KEY.encode()]
+        self.meta = json.loads(metas[0]) if metas else None
         with silent():
             interpreter = Interpreter(str(path), num_threads=threads)
             interpreter.allocate_tensors()
@@ -66,70 +65,51 @@ class LiteRtSession(Session):
 
 @register_format
 class LiteRt(Format):
-    name, suffixes, runtime = 'litert', ('.tflite', ), 'LiteRT'
+    name, suffixes, runtime, session = 'litert', ('.tflite', ), 'LiteRT', LiteRtSession
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
     int8_kinds, uncalibrated = ('dynamic', 'full', 'products'), ('dynamic', )
     int8_packages, takes_dynamic = ('ai_edge_quantizer', ), False
-    norms_as = {'dynamic': 'single operators in floating point', 'products': 'single operators in floating point',
-                'full': 'single operators in 8 bits'}
-    install = EDGE_INSTALL
+    install = "pip install '.[export]'" if 'mmpretrain' in MISSING else EDGE_INSTALL
     variants = {'litert': Variant(runtime), 'litert-dynamic': Variant(f'{runtime} INT8, dynamic range', 'dynamic'),
                 'litert-products': Variant(f'{runtime} INT8, matmul-only', 'products'),
                 'litert-full': Variant(f'{runtime} INT8, full-integer', 'full')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> list[str]:
+               samples: Batches = ()) -> list[str]:
         with silent():
-            write_float(programs_of(model, int8 == 'full'), path, model.meta)
+            write_float(converted(model, int8 == 'full'), path, model.meta)
         return quantize(path, 'half' if half else int8, samples, model.meta) if half or int8 else []
 
-    def load(self, path: Path, threads: int | None) -> LiteRtSession:
-        return LiteRtSession(path, threads, read_meta(path))
-
     def report(self, path: Path) -> list[str]:
-        operators, (parts, outside) = operators_of(path), delegated(path)
-        return [f'operators: {operators.total()}, most often {listed(operators)}',
-                f'XNNPACK partitions on this CPU: {parts}; operators outside of them: {counted(outside)}']
+        return [f'operators: {counted(operators_of(path))}']
 
 
-class Programs(dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]):
-    """The signatures of a file as graphs, each with a sample of its inputs."""
-
-    @cached_property
-    def content(self) -> bytes:
-        """The file in floating point. Raises a PreflightError if LiteRT's converter cannot export it."""
-        import litert_torch
-        converter = litert_torch
-        for name, (program, sample) in self.items():
-            converter = converter.signature(name, program, sample_kwargs=sample)
-        with exporting():
-            return converter.convert().model_content()
-
-
-@lru_cache(maxsize=2)  # a benchmark writes several files of one model
-def programs_of(model: Exportable, for_integers: bool = False) -> Programs:
-    """The signatures of a model, see :meth:`Task.parts`; `for_integers` in a form that suits 8 bits.
+def programs_of(model: Exportable, for_integers: bool) -> dict[str, tuple[fx.GraphModule, dict[str, Tensor]]]:
+    """The signatures of a model as graphs, each with a sample of its inputs; `for_integers` with centered attention.
 
     Raises a PreflightError if torch cannot export it.
     """
-    programs = Programs()
-    if for_integers:
-        plain = programs_of(model, False)  # the same arguments as those of other callers, for the cache
-        for name, (program, sample) in plain.items():
-            programs[name] = copy.deepcopy(program), sample
-        centered = [center_attention(program) for program, _ in programs.values()]
-        return programs if any(centered) else plain  # which need not be converted twice
     parts = TASKS[model.meta['task']].parts(by_single_operators(model.graph), model.inputs[0])
     with exporting():
-        for name, (part, sample) in parts.items():
-            programs[name] = for_chips(torch.export.export(part.eval(), (), sample, strict=False)), sample
-    return programs
+        return {name: (for_chips(torch.export.export(part.eval(), (), sample, strict=False), for_integers), sample)
+                for name, (part, sample) in parts.items()}
 
 
-def write_float(programs: Programs, path: Path, meta: dict) -> None:
-    """Writes the result of :func:`programs_of` in floating point, with metadata. Raises the error of its `content`."""
+@lru_cache(maxsize=2)  # a benchmark writes several files of one model
+def converted(model: Exportable, for_integers: bool) -> bytes:
+    """The file of :func:`programs_of` in floating point. Raises a PreflightError if the converter does not take it."""
+    import litert_torch
+    converter = litert_torch
+    for name, (program, sample) in programs_of(model, for_integers).items():
+        converter = converter.signature(name, program, sample_kwargs=sample)
+    with exporting():
+        return converter.convert().model_content()  # its `export` ends the process if the disk is full
+
+
+def write_float(content: bytes, path: Path, meta: dict) -> None:
+    """Writes the result of :func:`converted` with metadata."""
     from ai_edge_litert import schema_py_generated as schema
-    path.write_bytes(programs.content)  # the converter's `export` ends the process if the disk is full
+    path.write_bytes(content)
     with changed(path) as file:
         for operator in (operator for graph in file.subgraphs for operator in graph.operators):
             # litert-torch samples at pixel centers, torch at cell `floor(i * old / new)`. They differ in an FPN with
@@ -143,7 +123,7 @@ def write_float(programs: Programs, path: Path, meta: dict) -> None:
         file.metadata = [*(file.metadata or []), entry]
 
 
-def quantize(path: Path, kind: str, samples: Sequence[tuple[np.ndarray, ...]], meta: dict) -> list[str]:
+def quantize(path: Path, kind: str, samples: Batches, meta: dict) -> list[str]:
     """Rewrites a floating-point file with a kind of INT8, or 'half', by Google's AI Edge Quantizer.
 
     The statistic of `ranges.CHOICES` with the highest SNR is taken, where each half of the calibration batches
@@ -211,7 +191,7 @@ def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, pat
     quantizer.Quantizer(str(path), recipe).quantize(ranges).export_model(str(path), overwrite=True)
 
 
-def losses(in_float: Path, quantized: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list[str]:
+def losses(in_float: Path, quantized: Path, data: Runs) -> list[str]:
     """Which blocks of layers a full-integer file loses most in, on one input of its only signature, as a line.
 
     The quantizer's own comparison has the SNR of each tensor; a block's loss is from the end of the block before it.
@@ -242,15 +222,14 @@ def block_of(tensor: str) -> str:
     return '/'.join(module for module in modules[:blocks[-1] + 1] if re.search(r'_\d+$', module)) if blocks else ''
 
 
-def outputs_of(path: Path, data: dict[str, list[dict[str, np.ndarray]]]) -> list[np.ndarray]:
+def outputs_of(path: Path, data: Runs) -> list[np.ndarray]:
     """The outputs of a file for some inputs of its signatures, one after another, as float32."""
     session = LiteRtSession(path)
     return [out for part, runs in data.items()
             for out in session.call(part, np.concatenate([array for run in runs for array in run.values()])).values()]
 
 
-def calibration_data(path: Path, samples: Sequence[tuple[np.ndarray, ...]],
-                     meta: dict) -> dict[str, list[dict[str, np.ndarray]]]:
+def calibration_data(path: Path, samples: Batches, meta: dict) -> Runs:
     """The inputs of each signature of a floating-point file for some images.
 
     Regions are the best ones of the first hundred batches, because they are large and held in memory.
@@ -311,15 +290,6 @@ def from_type(array: np.ndarray, detail: dict) -> np.ndarray:
     return (array.astype(np.float32) - zero) * np.float32(scale) if scale else array
 
 
-def read_meta(path: Path) -> dict | None:
-    """The metadata of a file."""
-    file = read(path)
-    for entry in file.metadata or ():
-        if entry.name == KEY.encode():
-            return json.loads(bytes(file.buffers[entry.buffer].data))
-    return None
-
-
 def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
     """The number of each operator in a file, with `in_float` only of those with a floating-point input or output."""
     from ai_edge_litert import schema_py_generated as schema
@@ -332,22 +302,3 @@ def operators_of(path: Path, in_float: bool = False) -> Counter[str]:
 
     return Counter(kind_of(model, operator) for graph in model.subgraphs for operator in graph.operators
                    if counts(graph, operator))
-
-
-def delegated(path: Path) -> tuple[int, Counter[str]]:
-    """The number of XNNPACK partitions of a file on this CPU, and the operators outside of them."""
-    from ai_edge_litert.interpreter import Interpreter
-    interpreter = Interpreter(str(path))
-    interpreter.allocate_tensors()
-    operators = interpreter._get_ops_details()  # those of the file, then one for each partition
-    parts = [operator for operator in operators if operator['op_name'] == 'DELEGATE']
-    in_file = operators[:len(operators) - len(parts)]
-    maker = {tensor: index for index, operator in enumerate(in_file) for tensor in operator['outputs']}
-    outside = dict(enumerate(in_file))
-    for part in parts:
-        borders, tensors = set(part['inputs']), list(part['outputs'])
-        while tensors:
-            index = maker.get(tensor := tensors.pop())
-            if tensor not in borders and outside.pop(index, None):
-                tensors.extend(in_file[index]['inputs'])
-    return len(parts), Counter(operator['op_name'] for operator in outside.values())

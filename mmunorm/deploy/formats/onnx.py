@@ -4,9 +4,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable
+from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -14,10 +15,11 @@ import torch
 from ..graph import Exportable, exporting
 from ..rewrite.operators import LOWEST
 from ..vendors.graph import for_compiler, images_for, outputs_of
-from .base import KEY, Format, Session, Variant, register_format, silent, stage
+from .base import KEY, Batches, Format, Session, Variant, register_format, silent, stage
 
 LARGEST_HALF = 65504.
-OPSET_18 = ('noop_with_empty_axes', 'keep_aspect_ratio_policy', 'antialias')  # attributes that opset 17 lacks
+# Attributes that opset 17 lacks, and onnx's converter keeps.
+OPSET_18 = ('noop_with_empty_axes', 'keep_aspect_ratio_policy', 'antialias')
 IR_VERSION = 8  # that of opset 18; compilers of chips have an older onnx than torch
 # The quantized operators. Without Add and Mul, which would quantize the residual stream to 8 bits.
 INT8_OPERATORS = ['Conv', 'Gemm', 'MatMul']
@@ -44,30 +46,25 @@ class OnnxSession(Session):
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         if 'host' not in self.meta:
             return self.session.run(None, dict(zip(self.names, arrays, strict=True)))
-        images = images_for(arrays, self.meta)
-        return outputs_of(self.session.run(None, dict(zip(self.names, [images], strict=True))), self.meta)
+        return outputs_of(self.session.run(None, {self.names[0]: images_for(arrays, self.meta)}), self.meta)
 
 
 @register_format
 class Onnx(Format):
-    name, suffixes, runtime = 'onnx', ('.onnx', ), 'ONNX Runtime'
+    name, suffixes, runtime, session = 'onnx', ('.onnx', ), 'ONNX Runtime', OnnxSession
     packages, run_packages = ('onnx', 'onnxscript', 'onnxruntime'), ('onnxruntime', )
     tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds, uncalibrated, float_kinds = ('static', 'external'), ('external', ), ('external', )
-    norms_as = {'static': 'one operator in floating point', 'external': 'one LayerNormalization'}
     variants = {'onnx': Variant(runtime), 'onnx-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+               samples: Batches = ()) -> None:
         write_onnx(for_compiler(model) if int8 == 'external' else model, path)
         if int8 == 'static':
             stage(f'calibrating on {len(samples)} batches, quantizing')
             quantize_file(path, (dict(zip(model.graph.inputs, arrays, strict=True)) for arrays in samples))
         if half:
             store_as_half(path)
-
-    def load(self, path: Path, threads: int | None) -> OnnxSession:
-        return OnnxSession(path, threads)
 
 
 def write_onnx(model: Exportable, path: Path) -> None:
@@ -87,17 +84,12 @@ def read_meta(path: Path) -> dict | None:
 
 def lower_opset(path: Path) -> None:
     """Writes a file of :func:`write_onnx` in opset 17, for compilers that know no newer one, in place."""
-    import onnx
+    import onnx.version_converter
     model = onnx.load(path)
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
-        if node.op_type in ('ReduceMean', 'ReduceMin', 'ReduceMax') and len(node.input) == 2:
-            axes = onnx.numpy_helper.to_array(weights[node.input.pop()])
-            node.attribute.append(onnx.helper.make_attribute('axes', axes.tolist()))
         for attribute in [attribute for attribute in node.attribute if attribute.name in OPSET_18]:
             node.attribute.remove(attribute)
-    model.opset_import[0].version = 17
-    onnx.save(model, path)
+    onnx.save(onnx.version_converter.convert_version(model, 17), path)
 
 
 def _meta_in(text: str) -> dict | None:
@@ -113,11 +105,7 @@ def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
     program = model.program
     tables = _gelu_translation() | _attention_translation(program) | _nms_translation()
     # An input and an output of one name would be one value.
-    outputs: list[str] = []
-    for name in model.graph.outputs:
-        while name in model.graph.inputs or name in outputs:
-            name += '_out'
-        outputs.append(name)
+    outputs = [f'output_{name}' if name in model.graph.inputs else name for name in model.graph.outputs]
     with exporting():
         exported = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False, opset_version=18,
                                      input_names=list(model.graph.inputs), output_names=outputs,
@@ -230,7 +218,7 @@ def quantize_file(path: str | Path, inputs: Iterable[dict[str, np.ndarray]]) -> 
     floating point.
     """
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     model = onnx.load(path)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     in_float = {node.name for node in model.graph.node
@@ -240,18 +228,17 @@ def quantize_file(path: str | Path, inputs: Iterable[dict[str, np.ndarray]]) -> 
                     node.input[1] not in weights or weights[node.input[1]].dims[1] < LEAST_CHANNELS)}
     separate_inputs(model.graph, in_float)
     keep_matmuls(model.graph)
-    batches = iter(inputs)
-
-    class Reader(CalibrationDataReader):
-        def get_next(self):
-            return next(batches, None)
-
     with silent():  # it recommends a step that the exporter already did
         quantize_static(
-            model, path, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True,
+            model, path, reader_of(inputs), quant_format=QuantFormat.QDQ, per_channel=True, reduce_range=True,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, op_types_to_quantize=INT8_OPERATORS,
             nodes_to_exclude=sorted(in_float),
             extra_options=dict(OpTypesToExcludeOutputQuantization=['Gemm', 'MatMul']))
+
+
+def reader_of(inputs: Iterable[dict[str, np.ndarray]]):
+    """Calibration batches as ONNX Runtime reads them."""
+    return SimpleNamespace(get_next=partial(next, iter(inputs), None))
 
 
 def separate_inputs(graph, in_float: Iterable[str] = ()) -> None:
@@ -280,24 +267,13 @@ def keep_matmuls(graph) -> None:
     dequantize the weights in every run. A separate MatMul becomes a MatMulIntegerToFloat. The `graph` must have
     inferred shapes.
     """
-    from onnx import TensorProto
-    producers = {name: node for node in graph.node for name in node.output}
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.value_info}
-    biases = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 1}
-    rows: dict[str, TensorProto] = {}  # layers with equal biases share one
+    from onnx import numpy_helper
+    products = {name for node in graph.node if node.op_type == 'MatMul' for name in node.output} & {
+        value.name for value in graph.value_info if len(value.type.tensor_type.shape.dim) > 2}
+    biases = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if len(tensor.dims) == 1}
     for node in graph.node:
-        if node.op_type != 'Add':
-            continue
-        for index, (bias, product) in enumerate((node.input, node.input[::-1])):
-            producer = producers.get(product)
-            if bias in biases and producer and producer.op_type == 'MatMul' and ranks.get(product, 0) > 2:
-                if bias not in rows:
-                    rows[bias] = TensorProto()
-                    rows[bias].CopyFrom(biases[bias])
-                    rows[bias].name, rows[bias].dims[:] = f'{bias}_row', [1, 1, *biases[bias].dims]
-                node.input[index] = rows[bias].name
+        for index, (bias, product) in enumerate((node.input, node.input[::-1]) if node.op_type == 'Add' else ()):
+            if bias in biases and product in products:
+                node.input[index] = f'{node.output[0]}_bias'
+                graph.initializer.append(numpy_helper.from_array(biases[bias][None, None], node.input[index]))
                 break
-    graph.initializer.extend(rows.values())
-    read = {name for node in graph.node for name in node.input}
-    for name in rows.keys() - read:
-        graph.initializer.remove(biases[name])

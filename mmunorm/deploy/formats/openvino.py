@@ -3,28 +3,24 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ...utils import PreflightError
 from ..graph import Exportable
-from .base import KEY, Format, Session, Variant, register_format, silent, stage
+from .base import KEY, Batches, Format, Session, Variant, register_format, silent, stage
 from .onnx import IN_FLOAT, write_onnx
 
 
 class OpenVinoSession(Session):
 
-    def __init__(self, path: Path, threads: int | None, precision: str = 'f32'):
+    def __init__(self, path: Path, threads: int | None):
         import openvino
         core = openvino.Core()
         model = core.read_model(path)
         self.meta = json.loads(model.get_rt_info([KEY]).astype(str)) if KEY in model.get_rt_info() else None
-        if precision == 'bf16' and 'BF16' not in core.get_property('CPU', 'OPTIMIZATION_CAPABILITIES'):
-            raise PreflightError('OpenVINO does not support bfloat16 on this CPU.')
         # Without the hint, OpenVINO uses bfloat16 by default on some CPUs.
-        config = {'INFERENCE_PRECISION_HINT': precision} | ({'INFERENCE_NUM_THREADS': threads} if threads else {})
+        config = {'INFERENCE_PRECISION_HINT': 'f32'} | ({'INFERENCE_NUM_THREADS': threads} if threads else {})
         self.compiled = core.compile_model(model, 'CPU', config)
 
     def run(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
@@ -34,17 +30,14 @@ class OpenVinoSession(Session):
 
 @register_format
 class OpenVino(Format):
-    name, suffixes, runtime = 'openvino', ('.xml', '.bin'), 'OpenVINO'
+    name, suffixes, runtime, session = 'openvino', ('.xml', '.bin'), 'OpenVINO', OpenVinoSession
     packages, run_packages = ('onnx', 'onnxscript', 'openvino'), ('openvino', )
     tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds, int8_packages = ('static', ), ('nncf', )
-    norms_as = {'static': 'one operator in floating point'}
-    variants = {'openvino': Variant(runtime),
-                'openvino-bf16': Variant(f'{runtime} bfloat16', load_options=dict(precision='bf16')),
-                'openvino-int8': Variant(f'{runtime} INT8', 'static')}
+    variants = {'openvino': Variant(runtime), 'openvino-int8': Variant(f'{runtime} INT8', 'static')}
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+               samples: Batches = ()) -> None:
         import openvino
         source = path.with_suffix('.onnx')
         write_onnx(model, source)
@@ -57,11 +50,8 @@ class OpenVino(Format):
         graph.set_rt_info(json.dumps(model.meta), [KEY])
         openvino.save_model(graph, path, compress_to_fp16=half)
 
-    def load(self, path: Path, threads: int | None, precision: str = 'f32') -> OpenVinoSession:
-        return OpenVinoSession(path, threads, precision)
 
-
-def quantize_graph(graph, inputs: Sequence[tuple[np.ndarray, ...]]):
+def quantize_graph(graph, inputs: Batches):
     """Quantizes an `openvino.Model` to INT8 with NNCF; `inputs` are calibration batches.
 
     SmoothQuant is off: on the digits Swin it cost 5 dB. Weights use 7 bits: with 8, CPUs without VNNI saturate the sum

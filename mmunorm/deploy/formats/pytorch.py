@@ -1,7 +1,6 @@
 """torch as a runtime of benchmarks alone: its file is a pickle, which may execute code when it is opened."""
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import nn
 
 from ...utils import PreflightError
 from ..graph import Exportable
-from .base import Format, Session, Variant, register_format
+from .base import Batches, Format, Session, Variant, register_format
 
 
 class TorchSession(Session):
@@ -36,7 +35,7 @@ class Torch(Format):
         """Accepts any torch version."""
 
     def export(self, model: Exportable, path: Path, half: bool = False, int8: str | None = None,
-               samples: Sequence[tuple[np.ndarray, ...]] = ()) -> None:
+               samples: Batches = ()) -> None:
         torch.save((model.graph, model.meta, model.inputs), path)
 
     def load(self, path: Path, threads: int | None, compiled: bool = False) -> TorchSession:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ...utils import PreflightError
 from ..graph import Exportable
 from ..vendors.process import Vendor, Worker
-from .base import counted, register_format, silent
+from .base import register_format, silent
 from .chip import Chip, ChipSession
-from .onnx import read_meta, write_onnx
+from .onnx import read_meta, reader_of, write_onnx
 
 # Options of the provider for float16, which the emulation has only of a certain chip: that of a Snapdragon 8 Gen 3.
 HALF = dict(enable_htp_fp16_precision='1', soc_model='57', htp_arch='75')
@@ -29,7 +28,6 @@ class Qnn(Chip):
     """
     name, suffixes, runtime = 'qnn', ('.qnn.onnx', ), "Qualcomm's emulation"
     packages = (*Chip.packages, 'onnxruntime')
-    norms_as = {'static': 'LayerNorm, in and out of 8 bits'}
     vendor = Vendor('qnn', 'onnxruntime_qnn', 'onnxruntime-qnn 2.7.0')
     in_file = True
 
@@ -56,9 +54,6 @@ class Qnn(Chip):
         del kinds['QuantizeLinear'], kinds['DequantizeLinear']
         return dict(operators=dict(kinds.most_common()))
 
-    def report(self, path: Path) -> list[str]:
-        return [f"operators: {counted(Counter(self.facts(path)['operators']))}"]
-
     def usage(self, path: Path) -> str:
         return "use it: with ONNX Runtime's QNNExecutionProvider on a Snapdragon"
 
@@ -68,24 +63,15 @@ def quantize_for_qnn(path: Path, inputs: Iterator[dict[str, np.ndarray]], wide_a
     """Quantizes a file in floating point by ONNX Runtime's settings for QNN, in place.
 
     `inputs` are calibration images by input name, `options` arguments of `get_qnn_qdq_config`; types and methods are
-    names, such as `activation_type='QUInt16'`, and a PreflightError if it has none of that name. `wide_attention` has
-    16 bits for the output of each softmax.
+    names, such as `activation_type='QUInt16'`. `wide_attention` has 16 bits for the output of each softmax.
     """
     import onnx
-    from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantType, quantize
+    from onnxruntime.quantization import CalibrationMethod, QuantType, quantize
     from onnxruntime.quantization.execution_providers.qnn import get_qnn_qdq_config, qnn_preprocess_model
-    for name, value in options.items():
-        kinds = (CalibrationMethod if name == 'calibrate_method' else
-                 QuantType if name in ('activation_type', 'weight_type') else None)
-        if kinds and isinstance(value, str):
-            if value not in kinds.__members__:
-                raise PreflightError(f'{name} must be one of {", ".join(kinds.__members__)}, got {value!r}.')
-            options[name] = kinds[value]
-
-    class Reader(CalibrationDataReader):
-        def get_next(self):
-            return next(inputs, None)
-
+    for name, kinds in dict(activation_type=QuantType, weight_type=QuantType,
+                            calibrate_method=CalibrationMethod).items():
+        if isinstance(options.get(name), str):
+            options[name] = kinds[options[name]]
     with silent(), tempfile.TemporaryDirectory() as folder:
         prepared = Path(folder, 'prepared.onnx')
         source = prepared if qnn_preprocess_model(path, prepared) else path
@@ -93,4 +79,4 @@ def quantize_for_qnn(path: Path, inputs: Iterator[dict[str, np.ndarray]], wide_a
             wide = {name: [dict(quant_type=QuantType.QUInt16)] for node in onnx.load(source).graph.node
                     if node.op_type == 'Softmax' for name in node.output}
             options['init_overrides'] = wide | (options.get('init_overrides') or {})
-        quantize(source, path, get_qnn_qdq_config(source, Reader(), **options))
+        quantize(source, path, get_qnn_qdq_config(source, reader_of(inputs), **options))

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from ..graph import Exportable
 from ..vendors.process import Vendor, Worker
 from .base import listed, register_format
 from .chip import Chip, ChipSession
-from .onnx import lower_opset, write_onnx
+from .onnx import lower_opset
 
 # KL, the compiler's own default, costs 5 dB with a pretrained ViT, and its tuning an hour.
 DEFAULTS = dict(processor='bm1688', cali_method='max', tune_num=0)
@@ -24,7 +23,6 @@ DEFAULTS = dict(processor='bm1688', cali_method='max', tune_num=0)
 class Sophgo(Chip):
     """The host normalizes the images. The option `wide_attention=True` keeps attention in float16 in INT8 files."""
     name, suffixes, runtime = 'sophgo', ('.bmodel', '.bmodel.json'), "Sophgo's simulator"
-    norms_as = {'static': 'LayerNorm in float16 between two casts'}
     vendor = Vendor('sophgo', 'tpu_mlir', 'tpu_mlir 1.30.2')
     host_normalizes = True
 
@@ -34,26 +32,17 @@ class Sophgo(Chip):
         wide_attention = options.pop('wide_attention', False)
         if wide_attention and 'search' in options:
             raise PreflightError('wide_attention and search both choose layers in floating point: give one of them.')
-        worker = Worker(self.vendor)
-        with tempfile.TemporaryDirectory() as folder:
-            file, samples = Path(folder, 'model.onnx'), Path(folder, 'samples')
-            write_onnx(model, file)
-            lower_opset(file)
-            keep_affine(file)
-            samples.mkdir()
-            for index, image in enumerate(images):
-                np.savez(samples / f'{index:05}.npz', images=image)
-            found, _ = worker.call(
-                'compile', model=str(file), shape=model.meta['shape'], samples=str(samples) if int8 else None,
-                out=str(path.resolve()), quantize=options.pop('quantize', 'INT8' if int8 else 'F16'),
-                wide_attention=wide_attention, options=options)
+        worker = self.with_sources(model, images)
+        lower_opset(worker.sources / 'model.onnx')
+        keep_affine(worker.sources / 'model.onnx')
+        found, _ = worker.call('compile', shape=model.meta['shape'], out=str(path.resolve()),
+                               quantize=options.pop('quantize', 'INT8' if int8 else 'F16'),
+                               wide_attention=wide_attention, options=options)
         self.files(path)[1].write_text(json.dumps(model.meta | dict(compiled=found)))
-        return self._opened(worker, path)
+        return self.load(path, None)
 
     def load(self, path: Path, threads: int | None) -> ChipSession:
-        return self._opened(Worker(self.vendor), path)
-
-    def _opened(self, worker, path: Path) -> ChipSession:
+        worker = Worker(self.vendor)
         worker.call('open', model=str(path.resolve()))
         return ChipSession(worker, json.loads(self.files(path)[1].read_text()), normalizes=True)
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from .ranges import Ranges
 from .tflite import kind_of
 
 # Operators whose output has the range of their input; the quantizer copies it.
@@ -16,7 +17,7 @@ CUT = -50  # what a mask adds to scores that it cuts is below
 NO_SCORE = 8  # `exp(-8)` is 0 in 8 bits
 
 
-def fit_attention(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> None:
+def fit_attention(model, graph, ranges: Ranges) -> None:
     """Changes a floating-point graph and the calibrated ranges `min` and `max` of its tensors, for attention.
 
     - The second factor of a product of two activations (keys, values) gets a symmetric range. With another zero point

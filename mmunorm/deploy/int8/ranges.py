@@ -14,6 +14,8 @@ import numpy as np
 
 from .tflite import kind_of, read
 
+Runs = dict[str, list[dict[str, np.ndarray]]]  # the inputs of each signature of a file, by name
+Ranges = dict[str, dict[str, np.ndarray]]  # `min` and `max` of tensors by name
 CHOICES: dict[str, tuple[Callable, Callable]] = {
     'least to greatest value': (np.min, np.max),
     'all but the extremes of 3 % of images': (partial(np.quantile, q=0.03), partial(np.quantile, q=0.97)),
@@ -23,14 +25,9 @@ _FLOAT = 0  # of the schema's TensorType
 
 
 class Extremes:
-    """The least and the greatest value of each computed tensor in each run of a floating-point file.
+    """The least and the greatest value of each computed tensor in each run of a floating-point file."""
 
-    Args:
-        path (Path): path of the file.
-        data: for each signature, the inputs of some runs, by name.
-    """
-
-    def __init__(self, path: Path, data: dict[str, list[dict[str, np.ndarray]]]):
+    def __init__(self, path: Path, data: Runs):
         from ai_edge_litert.interpreter import Interpreter
         interpreter = Interpreter(str(path), experimental_preserve_all_tensors=True)
         interpreter.allocate_tensors()
@@ -50,7 +47,7 @@ class Extremes:
             self._found |= {graph.tensors[tensor].name.decode(): np.array(extremes)
                             for tensor, extremes in rows.items()}
 
-    def ranges(self, choice: str, half: int | None = None) -> dict[str, dict[str, np.ndarray]]:
+    def ranges(self, choice: str, half: int | None = None) -> Ranges:
         """`min` and `max` of each tensor, float32 of one element, by a statistic of `CHOICES` over the runs.
 
         Of several runs, only those of an even number for `half` 0, of an odd number for 1.
@@ -64,7 +61,7 @@ class Extremes:
         return found
 
 
-def fit_padding(model, graph, ranges: dict[str, dict[str, np.ndarray]]) -> None:
+def fit_padding(model, graph, ranges: Ranges) -> None:
     """Replaces -inf, with which a maximum pooling pads, by the least value of its input: infinity has no step size."""
     least = defaultdict(float)  # by buffer, which several poolings share
     for operator in graph.operators:

@@ -1,12 +1,4 @@
-"""Rewrites the operators of any torch model for edge devices.
-
-- A linear layer for query, key and value becomes three layers, each with its own range in INT8.
-- Attention is decomposed, and its scale is folded into the layer of the queries.
-- Window partition and reverse use at most four dimensions.
-- Rolls, and writes to a part of a tensor, as of padding, become slices and their concatenation.
-- `nn.Unfold` becomes a depthwise convolution with weights of zero and one, in place of a gather.
-- What does not depend on the input is a constant: position biases and attention masks.
-"""
+"""Rewrites the operators of any torch model for edge devices."""
 from __future__ import annotations
 
 import itertools
@@ -19,6 +11,7 @@ from torch import Tensor, fx
 
 aten = torch.ops.aten
 LOWEST = -1000.  # is added to scores that a mask cuts; their softmax is 0, and no NaN
+MANY = 100  # tokens; with fewer, as in the windows of a Swin, a probability has several of the 256 steps of 8 bits
 # Operators that return their first argument in another shape.
 VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default, aten.squeeze.dim,
          aten.squeeze.dims, aten.squeeze.default, aten.flatten.using_ints, aten.unflatten.int}
@@ -28,24 +21,56 @@ COPIES = {aten.alias.default, aten.clone.default, aten.detach.default, aten.cont
 
 
 @torch.no_grad()
-def for_chips(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """Rewrites the graph of a program with static shapes, without changing the function."""
+def for_chips(program: torch.export.ExportedProgram, centers: bool = False) -> fx.GraphModule:
+    """Rewrites the graph of a program with static shapes, without changing the function.
+
+    If it `centers`, so does :func:`center_attention`.
+    """
     module = program.run_decompositions({}).module()
     for node in module.graph.nodes:
         if isinstance(value := node.meta.get('val'), Tensor):
             node.meta['val'] = torch.empty(value.shape, dtype=value.dtype, device='meta')
     rewriter = _Rewriter(module)
-    for rewrite in (rewriter.fold_constant, rewriter.simplify, rewriter.decompose, rewriter.select,
-                    rewriter.merge_dimensions, rewriter.scale, rewriter.shorten):
-        for node in list(module.graph.nodes):
-            if node.op == 'call_function' and (new := rewrite(node)) is not None:
-                node.replace_all_uses_with(new)
-                module.graph.erase_node(node)  # attention counts as random and would be kept
-        module.graph.eliminate_dead_code()
+    rewriter.apply(rewriter.fold_constant)
+    if centers:
+        center_attention(module)
+    rewriter.apply(rewriter.simplify, rewriter.decompose, rewriter.select, rewriter.merge_dimensions, rewriter.scale,
+                   rewriter.shorten)
     used = {node.target for node in module.graph.nodes if node.op == 'get_attr'}
     for name in [name for name, _ in module.named_buffers(recurse=False) if name not in used]:
         delattr(module, name)
     module.graph.lint()
+    module.recompile()
+    return module
+
+
+@torch.no_grad()
+def center_attention(module: fx.GraphModule, least: int = MANY) -> fx.GraphModule:
+    """Centers the keys and values of attention over at least so many tokens, in place; returns the graph.
+
+        softmax(q (k - mean(k))^T) (v - mean(v)) + mean(v)
+
+    This is the same function: a softmax does not see what is added to all scores of a row, and its rows sum to 1. In
+    8 bits the rounded rows do not. What they lack now takes the mean of the values in place of 0. The scores, which
+    have one range for all heads, get smaller. A row that its mask allows nothing is 0, so only constant masks without
+    such a row are taken.
+    """
+    editor = Editor(module)
+    for node in list(module.graph.nodes):
+        if node.target is not aten.scaled_dot_product_attention.default or node.kwargs.get('enable_gqa') or (
+                node.args[2].meta['val'].shape[-2] < least):
+            continue
+        if (mask := (*node.args, None)[3]) is not None and (
+                (value := editor.value(mask)) is None or _as_bias(value)[1] is not None):
+            continue
+        for index in (1, 2):
+            x = node.args[index]
+            mean = editor.emit(node, aten.mean.dim, x, [-2], True)
+            node.update_arg(index, editor.emit(node, aten.sub.Tensor, x, mean))
+        with module.graph.inserting_after(node):
+            added = module.graph.call_function(aten.add.Tensor, (node, mean))
+        added.meta.update(node.meta)
+        node.replace_all_uses_with(added, lambda user, added=added: user is not added)
     module.recompile()
     return module
 
@@ -83,9 +108,18 @@ class Editor:
 
 
 class _Rewriter(Editor):
-    """Each method returns the replacement of a node, or None."""
+    """Each method after `apply` returns the replacement of a node, or None."""
+
+    def apply(self, *rewrites: Callable[[fx.Node], fx.Node | None]) -> None:
+        for rewrite in rewrites:
+            for node in list(self.graph.nodes):
+                if node.op == 'call_function' and (new := rewrite(node)) is not None:
+                    node.replace_all_uses_with(new)
+                    self.graph.erase_node(node)  # attention counts as random and would be kept
+            self.graph.eliminate_dead_code()
 
     def fold_constant(self, node: fx.Node) -> fx.Node | None:
+        """Computes what does not depend on the input, such as position biases and attention masks."""
         call = node.args[0] if node.target is operator.getitem else node  # of one tensor of a list
         if node.target is aten._assert_tensor_metadata.default:
             self.graph.erase_node(node)
@@ -120,9 +154,11 @@ class _Rewriter(Editor):
         return None
 
     def decompose(self, node: fx.Node) -> fx.Node | None:
-        """Decomposes attention, `nn.Unfold`, writes to a part of a tensor, and rolls.
+        """Decomposes attention, `nn.Unfold`, writes to a part of a tensor, as of padding, and rolls.
 
-        ExecuTorch quantizes the indices of its own rolls, and in INT8 cannot load what writes to a part.
+        `nn.Unfold` becomes a depthwise convolution with weights of 0 and 1, in place of a gather. Writes and rolls
+        become slices and their concatenation: ExecuTorch quantizes the indices of its own rolls, and in INT8 cannot
+        load what writes to a part.
         """
         if node.target is aten.copy.default:  # of its second argument to the place of the first
             source, shape = node.args[1], list(node.meta['val'].shape)
@@ -203,7 +239,7 @@ class _Rewriter(Editor):
             parameter is None or self.value(parameter) is not None for parameter in node.args[1:])
 
     def select(self, node: fx.Node) -> fx.Node | None:
-        """Turns a slice of a linear layer's output into a separate layer."""
+        """Turns a slice of a linear layer's output, such as the queries, into a layer with its own range in INT8."""
         if node.target is not aten.select.int:
             return None
         layer, views = self.source(node)
@@ -234,7 +270,7 @@ class _Rewriter(Editor):
         return self.emit(node, aten.reshape.default, x, list(index.shape))
 
     def merge_dimensions(self, node: fx.Node) -> fx.Node | None:
-        """Rewrites a permutation, or a sum with a constant, in fewer dimensions."""
+        """Rewrites a permutation, as of windows, or a sum with a constant, in at most four dimensions."""
         value = node.meta.get('val')
         if not isinstance(value, Tensor) or value.dim() <= 4:
             return None
@@ -265,7 +301,7 @@ class _Rewriter(Editor):
         return None
 
     def scale(self, node: fx.Node) -> fx.Node | None:
-        """Folds a factor of a linear layer's output into its weights."""
+        """Folds a factor of a linear layer's output, such as the scale of queries, into its weights."""
         if node.target is not aten.mul.Tensor:
             return None
         factor = node.args[1]

@@ -2,16 +2,16 @@
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ..graph import named_outputs
 
 
 def fold_pixels(graph: nn.Module, images: Tensor) -> nn.Module:
-    """A copy of a graph whose first layer takes raw pixels, so that the input of an integer file is an image's bytes.
+    """A copy of a graph whose first layer takes raw pixels.
 
     For `y = (x - m) / s` and a convolution `W y + b` without padding, the new one has `W / s` and `b - sum(W m / s)`.
     If the model does not start with such a convolution (T2T-ViT unfolds its pixels), or also uses its pixels elsewhere,
@@ -43,23 +43,20 @@ def _first_convolution(graph: nn.Module, images: Tensor) -> nn.Conv2d | None:
     pixels, consumers, pads = [], [], []
 
     def record_consumer(module, args):
-        if pixels and args and args[0] is pixels[0]:
+        # timm's Conv2dSame pads, and its StdConv2d changes its weights
+        if pixels and args and args[0] is pixels[0] and type(module) is nn.Conv2d:
             consumers.append(module)
 
     def record_pixels(module, args, out):
         pixels.append(out)
         pads.append(out.shape != args[0].shape)
 
-    with ExitStack() as hooks:
-        hooks.enter_context(graph.pixels.register_forward_hook(record_pixels))
-        for module in graph.modules():
-            if type(module) is nn.Conv2d:  # timm's Conv2dSame pads, and its StdConv2d changes its weights
-                hooks.enter_context(module.register_forward_pre_hook(record_consumer))
+    with graph.pixels.register_forward_hook(record_pixels), register_module_forward_pre_hook(record_consumer):
         expected = named_outputs(graph(images))
     if len(consumers) != 1 or consumers[0].groups > 1 or any(consumers[0].padding) or any(pads):
         return None
-    with ExitStack() as hooks:  # all other consumers, such as a residual connection, get zeros
-        hooks.enter_context(graph.pixels.register_forward_hook(lambda module, args, out: torch.zeros_like(out)))
-        hooks.enter_context(consumers[0].register_forward_pre_hook(lambda module, args: (pixels[0], )))
+    # All other consumers, such as a residual connection, get zeros.
+    with (graph.pixels.register_forward_hook(lambda module, args, out: torch.zeros_like(out)),
+          consumers[0].register_forward_pre_hook(lambda module, args: (pixels[0], ))):
         found = named_outputs(graph(images))
     return consumers[0] if all(torch.equal(found[name], out) for name, out in expected.items()) else None

@@ -15,8 +15,7 @@ from torch import Tensor, fx, nn
 
 from ...utils import PreflightError
 from ..graph import Exportable, exporting
-from ..rewrite.attention import center_attention
-from ..rewrite.operators import Editor, for_chips
+from ..rewrite.operators import Editor, center_attention, for_chips
 from ..rewrite.pixels import fold_pixels
 
 aten = torch.ops.aten
@@ -78,9 +77,7 @@ def for_compiler(model: Exportable, normalizes: bool = True, centers: bool = Fal
                       or node.target is aten.im2col.default for node in program.graph.nodes)
     if has_windows or centers:
         names = graph.inputs, graph.outputs
-        graph = join_padding(for_chips(program)) if has_windows else program.module()
-        if centers:
-            center_attention(graph)
+        graph = join_padding(for_chips(program, centers)) if has_windows else center_attention(program.module())
         graph.inputs, graph.outputs = names
     meta = meta | dict(shape=[1, *meta['shape'][1:]], host=host)
     return dataclasses.replace(model, graph=graph, meta=meta, inputs=(image, ))
@@ -97,20 +94,16 @@ def join_padding(module: fx.GraphModule) -> fx.GraphModule:
             continue
         x, padding, value = *node.args[:2], node.args[3] if len(node.args) > 3 else None
         for index, sides in enumerate(zip(padding[::2], padding[1::2], strict=True)):
-            dim = x.meta['val'].dim() - 1 - index
-            before, after = ([editor.constant(node, _filled(x, dim, side, value))] if side else [] for side in sides)
+            shape = x.meta['val'].shape
+            dim = len(shape) - 1 - index
+            before, after = ([editor.constant(node, torch.full((*shape[:dim], side, *shape[dim + 1:]), value or 0.))]
+                             if side else [] for side in sides)
             if before or after:
                 x = editor.emit(node, aten.cat.default, [*before, x, *after], dim)
         node.replace_all_uses_with(x)
         module.graph.erase_node(node)
     module.recompile()
     return module
-
-
-def _filled(x: fx.Node, dim: int, side: int, value: float | None) -> Tensor:
-    shape = list(x.meta['val'].shape)
-    shape[dim] = side
-    return torch.full(shape, value or 0.)
 
 
 def images_for(arrays: Sequence[np.ndarray], meta: dict, normalizes: bool = False) -> np.ndarray:

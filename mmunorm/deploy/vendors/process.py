@@ -7,10 +7,10 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 
@@ -59,15 +59,15 @@ class Vendor:
 class Worker:
     """A process of a vendor's Python that runs the methods of the script's compiler; a PreflightError if there is none.
 
-    Its working directory is a folder of its own, with a log of what the vendor prints. Both are deleted with this
-    object; after an error a copy of the log stays.
+    Its working directory is a folder of its own, with a log of what the vendor prints, and `sources` to compile. They
+    are deleted with this object; after an error a copy of the log stays.
     """
 
     def __init__(self, vendor: Vendor):
         self.vendor = vendor
         python = vendor.python()
         self.folder = tempfile.TemporaryDirectory(prefix=f'mmunorm_{vendor.name}_')
-        self.log = Path(self.folder.name, 'log')
+        self.log, self.sources = Path(self.folder.name, 'log'), Path(self.folder.name, 'sources')
         environment = {**os.environ, 'PATH': f'{python.parent}{os.pathsep}{os.environ["PATH"]}'}
         environment.pop('PYTHONPATH', None)
         with open(self.log, 'w') as log:
@@ -85,7 +85,7 @@ class Worker:
         try:
             send(self.process.stdin, dict(call=method, **arguments), arrays)
             header, outs = receive(self.process.stdout)
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, UnpicklingError) as error:
             ended = f'{self.vendor.package} ended with exit code {self.process.wait()}'
             raise PreflightError(f'{ended}: {self._printed(start)}') from error
         if 'error' in header:
@@ -105,13 +105,10 @@ class Worker:
 
 
 def _stop(process: subprocess.Popen, folder: tempfile.TemporaryDirectory) -> None:
-    """Ends a process by closing its input, as it would by itself, and deletes its folder."""
-    for stream in (process.stdin, process.stdout):
-        with suppress(OSError):  # it has ended, with something unsent
-            stream.close()
+    """Ends a process by closing its input, and deletes its folder."""
     try:
-        process.wait(10)
+        process.communicate(timeout=10)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        process.communicate()
     folder.cleanup()

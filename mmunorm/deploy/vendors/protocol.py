@@ -1,35 +1,29 @@
-"""Messages between mmunorm and a vendor's Python, over pipes: a length, then an `.npz` with a header in JSON.
+"""Messages between mmunorm and a vendor's Python, over pipes.
 
-It is imported in both; the vendor's Python has numpy, and neither torch nor mmunorm.
+It is imported in both; the vendor's Python has numpy, of any release, and neither torch nor mmunorm.
 """
 import io
-import json
 import os
-import struct
+import pickle
 import sys
 import traceback
 
 import numpy as np
 
-LENGTH = struct.Struct('<Q')
-
 
 def send(stream, header, arrays=()):
     """Writes a dict and arrays."""
     content = io.BytesIO()
-    np.savez(content, header=json.dumps(header), **{f'array{index}': array for index, array in enumerate(arrays)})
-    stream.write(LENGTH.pack(content.tell()) + content.getvalue())
+    np.savez(content, *arrays)  # releases of numpy may not read each other's pickles
+    pickle.dump((header, content.getvalue()), stream)
     stream.flush()
 
 
 def receive(stream):
-    """The dict and the arrays of the next message. Raises an EOFError if the stream ends."""
-    length = stream.read(LENGTH.size)
-    content = stream.read(*LENGTH.unpack(length)) if len(length) == LENGTH.size else b''
-    if not content:
-        raise EOFError
-    message = np.load(io.BytesIO(content))
-    return json.loads(str(message['header'])), [message[f'array{index}'] for index in range(len(message.files) - 1)]
+    """The dict and the arrays of the next message. Raises an EOFError or UnpicklingError if the stream ends."""
+    header, content = pickle.load(stream)
+    arrays = np.load(io.BytesIO(content))
+    return header, [arrays[name] for name in arrays.files]
 
 
 def serve(compiler):

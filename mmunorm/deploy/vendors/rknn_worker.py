@@ -15,18 +15,17 @@ class Rockchip:
     def __init__(self):
         self.rknn = RKNN(verbose=True)  # prints the table of layers
 
-    def compile(self, model, samples=None, out=None, mean=None, std=None, options=()):
-        """Compiles an ONNX file, in INT8 with a folder of `samples`, `.npy`, else in float16; `out` is the file."""
-        options = dict(options)
+    def compile(self, out, mean, std, options):
+        """Compiles the sources to a file `out`, if it is not None; in INT8 if they have samples, else in float16."""
         build = {name: options.pop(name) for name in inspect.signature(self.rknn.build).parameters if name in options}
         unknown = sorted(options.keys() - inspect.signature(self.rknn.config).parameters.keys())
         if unknown:
             raise ValueError(f'rknn-toolkit2 has no option {unknown[0]}')
-        names = Path('samples.txt')
-        names.write_text(''.join(f'{path}\n' for path in sorted(Path(samples).iterdir())) if samples else '')
+        samples = sorted(Path('sources/samples').resolve().iterdir())
+        Path('samples.txt').write_text(''.join(f'{path}\n' for path in samples))
         for step in (lambda: self.rknn.config(mean_values=mean and [mean], std_values=std and [std], **options),
-                     lambda: self.rknn.load_onnx(model),
-                     lambda: self.rknn.build(do_quantization=bool(samples), dataset=str(names), **build),
+                     lambda: self.rknn.load_onnx('sources/model.onnx'),
+                     lambda: self.rknn.build(do_quantization=bool(samples), dataset='samples.txt', **build),
                      lambda: out and self.rknn.export_rknn(out), self.rknn.init_runtime):
             if step():
                 raise RuntimeError('a step failed')

@@ -17,15 +17,14 @@ TOOLS = Path(tpu_mlir.__file__).parent / 'python/tools'
 
 class Sophgo:
 
-    def compile(self, model, shape, samples, out, quantize, wide_attention=False, options=()):
-        """Compiles an ONNX file with an input of a shape; the ranges are those of a folder of `samples`, `.npz`."""
+    def compile(self, shape, out, quantize, wide_attention, options):
+        """Compiles the sources with an input of a shape to a file `out`; ranges are those of the samples, if any."""
         calibration, deployment = arguments('run_calibration', options), arguments('model_deploy', options)
-        if unknown := sorted(name for name in dict(options) if f'--{name}' not in calibration + deployment):
+        if unknown := sorted(name for name in options if f'--{name}' not in calibration + deployment):
             raise ValueError(f'tpu_mlir has no option {unknown[0]}')
-        run('model_transform', '--model_name', 'network', '--model_def', model, '--input_shapes',
-            str([list(shape)]).replace(' ', ''), '--mlir', 'network.mlir')
-        if samples:
-            paths = sorted(Path(samples).iterdir())
+        run('model_transform', '--model_name', 'network', '--model_def', 'sources/model.onnx',
+            '--input_shapes', str([list(shape)]).replace(' ', ''), '--mlir', 'network.mlir')
+        if paths := sorted(Path('sources/samples').iterdir()):
             Path('samples.txt').write_text(''.join(f'{path}\n' for path in paths))
             if '--search' in calibration:  # it writes a table of the layers in floating point
                 calibration += ['--quantize_table', 'layers']
@@ -64,7 +63,7 @@ class Sophgo:
 def arguments(program, options):
     """Those of the options that a program has, for its command line."""
     text, found = (TOOLS / f'{program}.py').read_text(), []
-    for name, value in dict(options).items():
+    for name, value in options.items():
         if re.search(rf"['\"]--{re.escape(name)}['\"]", text) and value is not False:
             found += [f'--{name}'] if value is True else [f'--{name}', str(value)]
     return found
