@@ -163,13 +163,10 @@ def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None, dev
 def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
     """Rows of measurements with throughput, latency and the ratios to LN."""
     ln = next(row for row in rows if row['name'] == LN)
-    summaries = []
-    for row in rows:
-        to_ln = dict(throughput=measure.ratio(ln['seconds'], row['seconds']),
-                     latency_ms=measure.ratio(row['seconds'], ln['seconds']),
-                     **{key: row[key] / ln[key] for key in ('peak_memory', 'parameters', 'flops')})
-        summaries.append(dict(row, **measure.speed(row['seconds'], batch_size), to_ln=to_ln))
-    return summaries
+    return [dict(row, **measure.speed(row['seconds'], batch_size), to_ln=dict(
+        throughput=measure.ratio(ln['seconds'], row['seconds']),
+        latency_ms=measure.ratio(row['seconds'], ln['seconds']),
+        **{key: row[key] / ln[key] for key in ('peak_memory', 'parameters', 'flops')})) for row in rows]
 
 
 def markdown(result: dict) -> str:
