@@ -112,11 +112,10 @@ def prepare_models(models: dict[str, nn.Module], plain: str, task: ClassifierTas
     """Moves models and images to the device, makes their work equal, and compares the outputs of the folded models."""
     for model in models.values():
         model.to(device)
-    generator = torch.Generator().manual_seed(SEED)
     mean = getattr(models[plain].data_preprocessor, 'mean', None)  # of each channel
     channels = 3 if mean is None else len(mean)
     images = torch.randint(256, (settings.batch_size, channels, *settings.shape), dtype=torch.uint8,
-                           generator=generator)
+                           generator=torch.Generator().manual_seed(SEED))
     task.load(models[plain], images.to(device))
 
     def call(method, *args):

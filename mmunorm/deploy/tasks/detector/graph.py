@@ -23,8 +23,8 @@ REGIONS, MASKS = 100, 20
 class DetectorGraph(nn.Module):
     """A complete detector of mmdet in eval mode.
 
-    Takes `images` `(N, 3, H, W)` float32, with any padding on the right and at the bottom, and `sizes` `(N, 2)`
-    float32, height and width of the images without padding. Returns the outputs of :func:`.postprocess.detect`.
+    Takes `images` `(N, 3, H, W)` float32, 0 to 255, with any padding on the right and at the bottom, and `sizes`
+    `(N, 2)` float32, height and width without padding. Returns the outputs of :func:`.postprocess.detect`.
     """
     inputs = ('images', 'sizes')
 
@@ -46,7 +46,6 @@ class DetectorGraph(nn.Module):
                 self.outputs += ('masks', )
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
-        """Detections of images with values from 0 to 255."""
         return detect(self.settings, self.run, self.features(images, sizes), sizes)
 
     def run(self, name: str, regions: Tensor, found: Tensor) -> dict[str, Tensor]:
@@ -94,26 +93,24 @@ class Features(nn.Module):
 
 
 class Heads(nn.Module):
-    """Classes and boxes of pooled regions."""
+    """From pooled regions `(P, C, h, w)` to `logits` `(P, classes + 1)` and `deltas` `(P, 4 * classes)`."""
 
     def __init__(self, bbox_head: nn.Module):
         super().__init__()
         self.bbox_head = bbox_head
 
     def forward(self, regions: Tensor) -> dict[str, Tensor]:
-        """`(P, C, h, w)` to `logits` `(P, classes + 1)` and `deltas` `(P, 4 * classes)`."""
         return dict(zip(('logits', 'deltas'), self.bbox_head(regions), strict=True))
 
 
 class Masks(nn.Module):
-    """Masks of pooled regions."""
+    """From pooled regions `(K, C, h, w)` to `logits` `(K, stages * classes, 2h, 2w)` of masks."""
 
     def __init__(self, mask_heads: list[nn.Module]):
         super().__init__()
         self.mask_heads = nn.ModuleList(mask_heads)
 
     def forward(self, regions: Tensor) -> dict[str, Tensor]:
-        """`(K, C, h, w)` to `logits` `(K, stages * classes, 2h, 2w)`."""
         return dict(logits=torch.cat([head(regions) for head in self.mask_heads], 1))
 
 
