@@ -112,11 +112,10 @@ def prepare_models(models: dict[str, nn.Module], plain: str, task: ClassifierTas
     """Moves models and images to the device, makes their work equal, and compares the outputs of the folded models."""
     for model in models.values():
         model.to(device)
-    generator = torch.Generator().manual_seed(SEED)
     mean = getattr(models[plain].data_preprocessor, 'mean', None)  # of each channel
     channels = 3 if mean is None else len(mean)
     images = torch.randint(256, (settings.batch_size, channels, *settings.shape), dtype=torch.uint8,
-                           generator=generator)
+                           generator=torch.Generator().manual_seed(SEED))
     task.load(models[plain], images.to(device))
 
     def call(method, *args):
@@ -163,13 +162,10 @@ def _notes(task: ClassifierTask, settings: Settings, checkpoint: str | None, dev
 def summarize(rows: Sequence[dict], batch_size: int) -> list[dict]:
     """Rows of measurements with throughput, latency and the ratios to LN."""
     ln = next(row for row in rows if row['name'] == LN)
-    summaries = []
-    for row in rows:
-        to_ln = dict(throughput=measure.ratio(ln['seconds'], row['seconds']),
-                     latency_ms=measure.ratio(row['seconds'], ln['seconds']),
-                     **{key: row[key] / ln[key] for key in ('peak_memory', 'parameters', 'flops')})
-        summaries.append(dict(row, **measure.speed(row['seconds'], batch_size), to_ln=to_ln))
-    return summaries
+    return [dict(row, **measure.speed(row['seconds'], batch_size), to_ln=dict(
+        throughput=measure.ratio(ln['seconds'], row['seconds']),
+        latency_ms=measure.ratio(row['seconds'], ln['seconds']),
+        **{key: row[key] / ln[key] for key in ('peak_memory', 'parameters', 'flops')})) for row in rows]
 
 
 def markdown(result: dict) -> str:

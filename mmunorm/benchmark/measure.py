@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -41,8 +42,7 @@ class InterleavedTimer:
         """The seconds of all runs, by name; `title` is that of a progress bar.
 
         Each round runs them in rotating order that is shuffled after each full rotation, so that noise affects all
-        equally, and none always follows the same other one in memory and caches. By default, there are 5 to 100
-        rounds, as many as fit in 45 seconds.
+        equally, and none always follows the same other one in memory and caches.
         """
         seconds = {name: [] for name in self.runs}
         order, generator = list(self.runs), random.Random(0)
@@ -92,12 +92,9 @@ def peak_memory(run: Callable, device: torch.device) -> int:
     os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # hides messages about the profiler's start and stop
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
-    live = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == '[memory]':  # in temporal order; freed memory has a negative size
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
+    # In temporal order; freed memory has a negative size.
+    sizes = (event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == '[memory]')
+    return max(accumulate(sizes, initial=0))
 
 
 def size_in_memory(tensors: Iterable[Tensor]) -> int:

@@ -77,8 +77,7 @@ def build_models(cfg: Config, checkpoint: str | None = None, seed: int = 0
 def randomize_norms(model: nn.Module, generator: torch.Generator) -> None:
     """Gives every norm of a model random statistics and a random affine part, in place.
 
-    A tenth of the `weight`s is negative; variances are between about 0.2 and 5. As after training, no weight is
-    exactly zero: for a zero weight, a folded window attention needs an extra copy of its map.
+    As after training, no weight is zero, for which a folded window attention needs an extra copy of its map.
     """
     def draw(tensor: torch.Tensor, make=torch.randn) -> torch.Tensor:
         return make(tensor.shape, generator=generator).to(tensor)

@@ -49,8 +49,7 @@ class Subject:
         path = self._path(name)
         if not path.exists():
             chosen.check(form.int8)
-            needs_images = chosen.needs_images(form.int8)
-            samples = Samples(self.images, self.exportable.meta, self.batch) if needs_images else ()
+            samples = Samples(self.images, self.exportable.meta, self.batch) if chosen.needs_images(form.int8) else ()
             if chosen.is_offered:
                 export_file(self.exportable, chosen, path, int8=form.int8, samples=samples)
             else:  # torch itself

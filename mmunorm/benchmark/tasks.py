@@ -72,10 +72,7 @@ class DetectorTask(ClassifierTask):
         return list(tensors_in(model.extract_feat(self.images)))
 
     def equalize(self, model: nn.Module, reference: Sequence[Tensor], models: Sequence[nn.Module]) -> list[str]:
-        """Gives the heads of all models the same maps, hence the same proposals, boxes and masks.
-
-        Each model still computes its own maps, so their time and memory are included; then they are overwritten.
-        """
+        """Gives the heads of all models the same maps, hence the same proposals, boxes and masks."""
         def overwrite(extract: Callable, images: Tensor):
             features = extract(images)
             # In place, so that the model's own maps stay in memory for the usual time.
@@ -93,8 +90,8 @@ class DetectorTask(ClassifierTask):
             notes.append('The images are noise, so the score threshold of the box head is set to '
                          f'{threshold:.4g}: {CANDIDATES} boxes per image pass it.')
         found = [sample.pred_instances for sample in self.run(model)]
-        notes.append(f'Detections in a batch: {sum(map(len, found))}{", with masks" if "masks" in found[0] else ""}.')
-        return notes
+        masks = ', with masks' if 'masks' in found[0] else ''
+        return [*notes, f'Detections in a batch: {sum(map(len, found))}{masks}.']
 
     def _score_threshold(self, model: nn.Module) -> float | None:
         from mmdet.models.roi_heads.bbox_heads import BBoxHead

@@ -25,8 +25,7 @@ class Worker(Session):
 
     def __init__(self, open_session: Callable[[], Session]):
         context = get_context('forkserver' if 'forkserver' in get_all_start_methods() else 'spawn')
-        if hasattr(context, 'set_forkserver_preload'):  # forks from a process without threads
-            context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload([__name__])  # forks from a process without threads
         self.pool = ProcessPoolExecutor(1, context, signal.signal, (signal.SIGINT, signal.SIG_IGN))  # this side ends it
         try:
             self.meta = self.call(_open, open_session)

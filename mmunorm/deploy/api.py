@@ -71,20 +71,19 @@ def export(model: nn.Module, example: Tensor, path: str | Path, int8: str | None
         raise PreflightError(f'path: there is no folder {path.parent}.')
     written_file(path)
     exportable = as_exportable(model, example, mean, std)
-    images, doubts = None, []
+    images, lines = None, []
     if calibration is not None:
         images = _images_of(calibration, 'calibration', example.shape, MOST)
         if doubt := unlike(example.detach().cpu().float(), images):
             warn(doubt)
-            doubts = [f'warning: {doubt}']
-    lines = []
+            lines.append(f'warning: {doubt}')
     if fold:
         stage('folding the norms')
-        lines = folded_copy(exportable.graph.model, int8, example.detach().cpu().float(), images)
+        lines += folded_copy(exportable.graph.model, int8, example.detach().cpu().float(), images)
     batches = () if images is None else images.split(len(example))
     samples = [(_pixels_of(batch.numpy(), exportable.meta), ) for batch in batches if len(batch) == len(example)]
     report = export_file(exportable, chosen, path, int8=int8, samples=samples, **options)
-    return replace(report, lines=[*doubts, *lines, *report.lines])
+    return replace(report, lines=[*lines, *report.lines])
 
 
 def unlike(example: Tensor, images: Tensor) -> str:
@@ -196,12 +195,11 @@ def _per_channel(name: str, values: Sequence[float], channels: int) -> list[floa
 def _outputs_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """The outputs by name; any error is a PreflightError."""
     try:
-        return named_outputs(model(images))
-    except PreflightError:
-        raise
+        out = model(images)
     except Exception as error:  # a model's code may raise any
         raise PreflightError(f'{type(model).__name__} does not take images of {tuple(images.shape)}: '
                              f'{error_text(error)}') from error
+    return named_outputs(out)
 
 
 def _images_of(images: Tensor | Iterable, name: str, shape: Sequence[int], most: int | None = None) -> Tensor:

@@ -49,9 +49,7 @@ class Pixels(nn.Module):
             rows = torch.arange(images.shape[2], device=images.device)[:, None] < sizes[:, 0, None, None]
             columns = torch.arange(images.shape[3], device=images.device) < sizes[:, 1, None, None]
             return torch.where((rows & columns)[:, None], images, self.pad_value)
-        if self.divisor == 1:
-            return images
-        below, right = ((self.divisor - side % self.divisor) % self.divisor for side in images.shape[2:])
+        below, right = (-side % self.divisor for side in images.shape[2:])
         return F.pad(images, (0, right, 0, below), value=self.pad_value) if below or right else images
 
 

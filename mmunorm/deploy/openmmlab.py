@@ -47,7 +47,9 @@ def describe_model(model: nn.Module, cfg: Config, checkpoint_meta: dict, shape: 
     except ValueError as error:
         raise PreflightError(f'the test pipeline of {cfg.filename} cannot be exported: {error}.') from error
     task = find_task(model, parts)
-    shape = task.shape(model, shape or _default_shape(steps))
+    # A classifier pads in its graph, so that a file takes images as they are resized.
+    divisor = 1 if task.name == 'classifier' else getattr(model.data_preprocessor, 'pad_size_divisor', 1)
+    shape = [-(-side // divisor) * divisor for side in shape or _default_shape(steps)]
     names = checkpoint_meta.get('dataset_meta') or {}
     classes = names.get('classes') or names.get('CLASSES')
     return dict(

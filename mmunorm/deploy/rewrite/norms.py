@@ -16,9 +16,8 @@ class SingleOperators(nn.Module):
     def __init__(self, norm: FoldedLayerNorm | FoldedRMSNorm):
         super().__init__()
         eps = torch.finfo(norm.weight.dtype).eps if norm.eps is None else norm.eps
-        is_layer_norm = isinstance(norm, FoldedLayerNorm)
-        self.is_centered = not is_layer_norm or norm.is_centered
-        self.shift = float(is_layer_norm and norm.is_padded)
+        self.is_centered = getattr(norm, 'is_centered', True)  # an RMSNorm does not say so
+        self.shift = float(getattr(norm, 'is_padded', False))
         self.linear, self.channels_first = norm.linear, norm.channels_first
         width = len(norm.weight)
         self.mean = nn.Linear(width, 1)  # and eps: one operator, which XNNPACK has in 8 bits

@@ -40,20 +40,18 @@ def fold_pixels(graph: nn.Module, images: Tensor) -> nn.Module:
 @torch.no_grad()
 def _first_convolution(graph: nn.Module, images: Tensor) -> nn.Conv2d | None:
     """The convolution that is the only consumer of the pixels, if it does not pad."""
-    pixels, consumers, pads = [], [], []
+    pixels, consumers = [], []
 
     def record_consumer(module, args):
         # timm's Conv2dSame pads, and its StdConv2d changes its weights
         if pixels and args and args[0] is pixels[0] and type(module) is nn.Conv2d:
             consumers.append(module)
 
-    def record_pixels(module, args, out):
-        pixels.append(out)
-        pads.append(out.shape != args[0].shape)
-
-    with graph.pixels.register_forward_hook(record_pixels), register_module_forward_pre_hook(record_consumer):
+    with (graph.pixels.register_forward_hook(lambda module, args, out: pixels.append(out)),
+          register_module_forward_pre_hook(record_consumer)):
         expected = named_outputs(graph(images))
-    if len(consumers) != 1 or consumers[0].groups > 1 or any(consumers[0].padding) or any(pads):
+    is_padded = pixels[0].shape != images.shape
+    if len(consumers) != 1 or consumers[0].groups > 1 or any(consumers[0].padding) or is_padded:
         return None
     # All other consumers, such as a residual connection, get zeros.
     with (graph.pixels.register_forward_hook(lambda module, args, out: torch.zeros_like(out)),

@@ -1,13 +1,12 @@
 """The base class of tasks: what the inputs and outputs of a file mean."""
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from torch import Tensor, nn
 
-from ..comparison import Comparison, tensor_differences
+from ..comparison import tensor_differences
 from ..rewrite.pixels import fold_pixels
 
 # `call(part, array)` runs a signature of a file on a channels-last float32 input and returns its outputs by name.
@@ -52,25 +51,4 @@ class Task:
         outs = call(*self.first(meta, *arrays))
         return [outs[name] for name in meta['outputs']]
 
-    def differences(self, got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Comparison:
-        """Compares the outputs of a file with torch's for the same images, by name."""
-        return tensor_differences(got, expected)
-
-
-class OpenMMLabTask(Task, ABC):
-    """A task of models of mmpretrain and mmdet, whose images are preprocessed as their config says."""
-
-    @abstractmethod
-    def graph(self, model: nn.Module) -> nn.Module:
-        """The model, in eval mode, as a graph with the same parameters; its `meta` is what :meth:`run` needs.
-
-        Raises a PreflightError if the model has a part that cannot be exported.
-        """
-
-    def shape(self, model: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
-        """Height and width of the file's input for those of images."""
-        return tuple(shape)
-
-    @abstractmethod
-    def batch(self, images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
-        """The inputs of a file for uint8 images `(3, h, w)`; a PreflightError if one does not fit."""
+    differences = staticmethod(tensor_differences)  # of the outputs of a file and torch's for the same images

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from ...utils import PreflightError
 from ..comparison import Comparison, tensor_differences
 from ..graph import Pixels
-from .base import Call, OpenMMLabTask
+from .base import Call, Task
 
 
 class ClassifierGraph(nn.Module):
-    """A complete classifier in eval mode: `images` `(N, 3, H, W)` float32 to `scores` `(N, classes)`."""
+    """A complete classifier in eval mode: `images` `(N, 3, H, W)` float32, 0 to 255, to `scores` `(N, classes)`."""
     inputs = ('images', )
     outputs = ('scores', )
 
@@ -24,18 +24,17 @@ class ClassifierGraph(nn.Module):
         self.classifier = classifier
 
     def forward(self, images: Tensor) -> Tensor:
-        """The class probabilities for images with values from 0 to 255."""
         return self.logits(images).softmax(1)
 
     def logits(self, images: Tensor) -> Tensor:
-        """The logits, before the softmax of :meth:`forward`."""
         return self.classifier(self.pixels(images))
 
 
-class Classifier(OpenMMLabTask):
+class Classifier(Task):
     name = 'classifier'
 
     def graph(self, model: nn.Module) -> ClassifierGraph:
+        """The model, in eval mode, as a graph with the same parameters; a PreflightError if it cannot be exported."""
         from mmpretrain.models.classifiers import ImageClassifier
         from mmpretrain.models.heads import ClsHead
         head = getattr(model, 'head', None)
@@ -57,7 +56,7 @@ class Classifier(OpenMMLabTask):
         return [torch.from_numpy(call(*self.first(meta, *arrays))['logits']).softmax(1).numpy()]
 
     def batch(self, images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
-        """`images` `(N, 3, H, W)` uint8."""
+        """The inputs of a file for uint8 images `(3, h, w)`; a PreflightError if one does not fit."""
         images, (_, _, height, width) = [np.asarray(image) for image in images], meta['shape']
         for image in images:
             if image.shape[1:] != (height, width):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...utils import PreflightError
 from ..graph import Pixels
-from .base import OpenMMLabTask
+from .base import Task
 
 
 class FeaturesGraph(nn.Module):
@@ -30,7 +30,7 @@ class FeaturesGraph(nn.Module):
         return tuple(self.detector.extract_feat(self.pixels(images, sizes)))
 
 
-class Features(OpenMMLabTask):
+class Features(Task):
     name = 'features'
 
     def graph(self, model: nn.Module) -> FeaturesGraph:
@@ -38,13 +38,8 @@ class Features(OpenMMLabTask):
             raise PreflightError(f'--parts backbone takes detectors of mmdet, and {type(model).__name__} is none.')
         return FeaturesGraph(model)
 
-    def shape(self, model: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
-        """A multiple of what the model's preprocessor pads a batch to."""
-        divisor = getattr(model.data_preprocessor, 'pad_size_divisor', 1)
-        return tuple(-(-side // divisor) * divisor for side in shape)
-
     def batch(self, images: Sequence[np.ndarray], meta: dict) -> tuple[np.ndarray, ...]:
-        """`images` `(N, 3, H, W)` and `sizes` `(N, 2)`, both float32."""
+        """As of a :class:`Classifier`: `images` `(N, 3, H, W)` and `sizes` `(N, 2)`, both float32."""
         images, (_, _, height, width) = [np.asarray(image) for image in images], meta['shape']
         sizes = np.array([image.shape[1:] for image in images], np.float32)
         batch = np.zeros((len(images), 3, height, width), np.float32)

@@ -17,14 +17,14 @@ from ..base import ChannelsLast
 from .postprocess import detect
 
 # The batch sizes of RoI heads in a file; the last batch is filled, so masks, of few detections, have a smaller one.
-REGIONS = dict(heads=100, masks=20)
+REGIONS, MASKS = 100, 20
 
 
 class DetectorGraph(nn.Module):
     """A complete detector of mmdet in eval mode.
 
-    Takes `images` `(N, 3, H, W)` float32, with any padding on the right and at the bottom, and `sizes` `(N, 2)`
-    float32, height and width of the images without padding. Returns the outputs of :func:`.postprocess.detect`.
+    Takes `images` `(N, 3, H, W)` float32, 0 to 255, with any padding on the right and at the bottom, and `sizes`
+    `(N, 2)` float32, height and width without padding. Returns the outputs of :func:`.postprocess.detect`.
     """
     inputs = ('images', 'sizes')
 
@@ -34,14 +34,18 @@ class DetectorGraph(nn.Module):
         self.detector = detector
         self.settings = settings_of(detector, self.pixels)
         self.features = Features(detector, self.pixels)
-        self.networks = nn.ModuleDict(region_networks(detector))
         self.meta, self.outputs = dict(detector=self.settings), ('dets', 'labels')
-        if 'masks' in self.networks:
-            self.meta['mask_threshold'] = detector.roi_head.test_cfg.mask_thr_binary
-            self.outputs += ('masks', )
+        # On pooled regions: `refine0`, ... for the earlier stages of a cascade, `heads`, and `masks`.
+        self.networks, roi = nn.ModuleDict(), getattr(detector, 'roi_head', None)
+        if roi is not None:
+            *earlier, last = map(Heads, stages(roi.bbox_head))
+            self.networks.update({f'refine{index}': heads for index, heads in enumerate(earlier)} | dict(heads=last))
+            if roi.with_mask:
+                self.networks['masks'] = Masks(stages(roi.mask_head))
+                self.meta['mask_threshold'] = roi.test_cfg.mask_thr_binary
+                self.outputs += ('masks', )
 
     def forward(self, images: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
-        """Detections of images with values from 0 to 255."""
         return detect(self.settings, self.run, self.features(images, sizes), sizes)
 
     def run(self, name: str, regions: Tensor, found: Tensor) -> dict[str, Tensor]:
@@ -50,19 +54,15 @@ class DetectorGraph(nn.Module):
 
 
 def parts_of(graph: DetectorGraph, images: Tensor) -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-    """`features` and :func:`region_networks` as parts of a file, see :meth:`.Task.parts`; maps are channels last."""
+    """`features` and the networks on regions as parts of a file, see :meth:`.Task.parts`; maps are channels last."""
     parts = dict(features=(fold_pixels(graph.features, images), dict(images=images.permute(0, 2, 3, 1).contiguous())))
-    if graph.networks:
-        settings = graph.settings
-        stage, masks, most = settings['stages'][0], settings['masks'], settings['rcnn']['max_per_img']
-        heads = _regions(stage['pool'], min(REGIONS['heads'], settings['dense_head']['max_per_img']))
-        for name, network in graph.networks.items():
-            parts[name] = network, heads if name != 'masks' else _regions(masks['pool'], min(REGIONS['masks'], most))
+    settings = graph.settings
+    for name, network in graph.networks.items():
+        step, cfg, most = ((settings['masks'], settings['rcnn'], MASKS) if name == 'masks' else
+                           (settings['stages'][0], settings['dense_head'], REGIONS))
+        shape = min(most, cfg['max_per_img']), *step['pool']['output_size'], step['pool']['channels']
+        parts[name] = network, dict(regions=torch.zeros(shape))
     return {name: (ChannelsLast(network, _channels_last), sample) for name, (network, sample) in parts.items()}
-
-
-def _regions(pool: dict, number: int) -> dict[str, Tensor]:
-    return dict(regions=torch.zeros(number, *pool['output_size'], pool['channels']))
 
 
 def _channels_last(network: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -93,38 +93,25 @@ class Features(nn.Module):
 
 
 class Heads(nn.Module):
-    """Classes and boxes of pooled regions."""
+    """From pooled regions `(P, C, h, w)` to `logits` `(P, classes + 1)` and `deltas` `(P, 4 * classes)`."""
 
     def __init__(self, bbox_head: nn.Module):
         super().__init__()
         self.bbox_head = bbox_head
 
     def forward(self, regions: Tensor) -> dict[str, Tensor]:
-        """`(P, C, h, w)` to `logits` `(P, classes + 1)` and `deltas` `(P, 4 * classes)`."""
-        logits, deltas = self.bbox_head(regions)
-        return dict(logits=logits, deltas=deltas)
+        return dict(zip(('logits', 'deltas'), self.bbox_head(regions), strict=True))
 
 
 class Masks(nn.Module):
-    """Masks of pooled regions."""
+    """From pooled regions `(K, C, h, w)` to `logits` `(K, stages * classes, 2h, 2w)` of masks."""
 
     def __init__(self, mask_heads: list[nn.Module]):
         super().__init__()
         self.mask_heads = nn.ModuleList(mask_heads)
 
     def forward(self, regions: Tensor) -> dict[str, Tensor]:
-        """`(K, C, h, w)` to `logits` `(K, stages * classes, 2h, 2w)`."""
         return dict(logits=torch.cat([head(regions) for head in self.mask_heads], 1))
-
-
-def region_networks(detector: nn.Module) -> dict[str, nn.Module]:
-    """The networks on pooled regions: `refine0`, ... for the earlier stages of a cascade, `heads`, and `masks`."""
-    roi = getattr(detector, 'roi_head', None)
-    if roi is None:
-        return {}
-    *earlier, last = stages(roi.bbox_head)
-    networks = {f'refine{index}': Heads(head) for index, head in enumerate(earlier)} | dict(heads=Heads(last))
-    return networks | (dict(masks=Masks(stages(roi.mask_head))) if roi.with_mask else {})
 
 
 def settings_of(detector: nn.Module, pixels: Pixels) -> dict:

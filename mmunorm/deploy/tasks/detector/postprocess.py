@@ -185,22 +185,19 @@ def roi_levels(boxes: Tensor, finest_scale: int, num_levels: int) -> Tensor:
     return sum(((scale >= 2**level).long() for level in range(1, num_levels)), torch.zeros_like(scale).long())
 
 
-def nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+# With a Library, because torch 2.1 has no torch.library.custom_op.
+_OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
+_OPERATORS.define('nms_mask(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor')
+nms_mask = torch.ops.mmunorm.nms_mask
+
+
+@torch.library.impl(_OPERATORS, 'nms_mask', 'CompositeExplicitAutograd')
+def _nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """Greedy NMS in each of `B` sets of boxes `(B, M, 4)`: `(B, M)` float32, 1 for a box that is kept, else 0.
 
     Boxes with a score of 0 are padding. It is a custom operator so that ONNX gets one NonMaxSuppression node for all
     sets: torchvision's takes one set, and the number of indices that it returns depends on the data.
     """
-    return torch.ops.mmunorm.nms_mask(boxes, scores, iou_threshold)
-
-
-# With a Library, because torch 2.1 has no torch.library.custom_op.
-_OPERATORS = torch.library.Library('mmunorm', 'FRAGMENT')
-_OPERATORS.define('nms_mask(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor')
-
-
-@torch.library.impl(_OPERATORS, 'nms_mask', 'CompositeExplicitAutograd')
-def _nms_mask(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     mask = torch.zeros_like(scores)
     for kept, set_boxes, set_scores in zip(mask, boxes, scores, strict=True):
         valid = (set_scores > 0).nonzero().squeeze(1)
