@@ -92,7 +92,7 @@ def _add_writer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan) ->
     if isinstance(module, nn.Embedding) and (type(module) is not nn.Embedding or module.max_norm is not None or (
             parametrize.is_parametrized(module))):
         return Obstacle('writer', owner, cause=Obstacle('no layer', type(module).__name__))
-    if held := plan.owners.overlapping([source.name]):
+    if held := plan.overlapping([source.name]):
         return Obstacle('writer', source.name, cause=Obstacle('shared', held))
     return None
 

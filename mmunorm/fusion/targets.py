@@ -47,12 +47,12 @@ def layers_reading(trace: Trace, numbers: Iterable[int]) -> list[Layer]:
     return [layer for layer in trace.layers.values() if not numbers.isdisjoint(layer.inputs)]
 
 
-def layer_use(layers: Sequence[Layer], trace: Trace, plan: FoldPlan) -> tuple[Layer, Obstacle] | None:
-    """The first of these layers into which nothing can be folded, and why."""
+def _layer_obstacle(layers: Sequence[Layer], trace: Trace, plan: FoldPlan) -> Obstacle | None:
+    """Why a norm cannot be folded into all of these layers, or None."""
     for layer in layers:
         use = None if layer.owner in plan.copyable else trace.obstacle_of(layer.weights)
         if obstacle := layer.obstacle or use and Obstacle('weight used', cause=use):
-            return layer, obstacle
+            return Obstacle('neighbor', layer.owner, cause=obstacle)
     return None
 
 
@@ -76,21 +76,19 @@ def _place(fold: Fold, trace: Trace, plan: FoldPlan) -> None:
     obstacles = [use for use in uses if use not in allowed and not (
         use.code in _ZEROS and (can_fill or is_marked)) and use.code != 'joined']
     use = next(iter(sorted(obstacles, key=lambda use: use.code in _ZEROS)), None)
-    problem = None if use else layer_use(readers, trace, plan)
-    if use is None and problem is None and (readers or allowed):
+    if use or not (readers or allowed):
+        fold.obstacle = Obstacle('used', cause=use or Obstacle('nothing'))
+    else:
+        fold.obstacle = _layer_obstacle(readers, trace, plan)
+    if not fold.obstacle:
         fold.joint, fold.is_padded = joint, is_online and bool(padding or any(use.code in _ZEROS for use in uses))
         fold.pads = [] if is_online else [(name, plan.fills[name]) for name in sorted(padding)]
         fold.sites = [site_of(layer, False, (number - channels.start if number in channels else -1
                                              for number in layer.inputs)) for layer in readers]
         fold.norms_after = list(dict.fromkeys(use.norm for use in allowed if use.norm))
         fold.copied = [layer.owner for layer in readers
-                       if layer.owner in plan.copyable and plan.owners.others(layer.owner)]
-        return
-    if problem:
-        fold.obstacle = Obstacle('neighbor', problem[0].owner, cause=problem[1])
-    else:
-        fold.obstacle = Obstacle('used', cause=use or Obstacle('nothing'))
-    if joint is None and not is_online:
+                       if layer.owner in plan.copyable and plan.other_name(layer.owner)]
+    elif joint is None and not is_online:
         _place_before(fold, len(channels), trace, plan)
 
 
@@ -99,6 +97,6 @@ def _place_before(fold: Fold, size: int, trace: Trace, plan: FoldPlan) -> None:
     layers = [layer for layer in trace.layers.values() if not channels.keys().isdisjoint(layer.outputs)]
     is_alone = fold.norm not in trace.not_from_layers and set(channels.values()) == set(range(size))
     if is_alone and not (trace.obstacle_of(channels, ('layouts', )) or layers_reading(trace, channels)
-                         or layer_use(layers, trace, plan)):
+                         or _layer_obstacle(layers, trace, plan)):
         fold.obstacle = None
         fold.sites = [site_of(layer, True, [channels.get(number, -1) for number in layer.outputs]) for layer in layers]
