@@ -39,14 +39,13 @@ def find_attentions(trace: Trace, plan: FoldPlan, rotates: bool, means: Mapping[
     """
     found, done = [], set()
     for attention in trace.attentions:
-        for kind, parts in (('values', (attention.values, )), ('scores', (attention.keys, attention.queries))):
-            key = tuple(sorted({int(number) for part in parts if part is not None for number in part.flatten()}))
-            if any(part is None for part in parts) or key in done:
+        for fold_of, parts in ((_values_fold, [attention.values]), (_scores_fold, [attention.keys, attention.queries])):
+            if any(part is None for part in parts):
                 continue
+            key = tuple(np.unique(np.concatenate(parts)).tolist())
+            fold = None if key in done else fold_of(trace, plan, *parts, rotates, means, len(found))
             done.add(key)
-            fold = (_values_fold if kind == 'values' else _scores_fold)(trace, plan, *parts, rotates, means, len(found))
-            if fold is not None:
-                found.append(fold)
+            found += [] if fold is None else [fold]
     return found
 
 

@@ -71,10 +71,11 @@ class Recorder(TorchFunctionMode):
         widest = max((source.numbers for source in self._sources.among(numbers)), key=len, default=range(0))
         return np.where(numbers >= 0, self._sources.channel[numbers] + widest.start, NOTHING)
 
-    def block(self, tensor: Tensor, use: Use) -> None:
-        """Records that something other than a layer consumes a tensor."""
-        if hasattr(tensor, 'tag'):
-            self._add_use(tensor.tag.found, use)
+    def block(self, use: Use, *tensors: Tensor | None) -> None:
+        """Records that something other than a layer consumes tensors."""
+        for tensor in tensors:
+            if hasattr(tensor, 'tag'):
+                self._add_use(tensor.tag.found, use)
 
     def _add_use(self, numbers: Iterable[int] | Numbers, use: Use) -> None:
         use = replace(use, inside=next(reversed(self._inside), ''))
@@ -171,8 +172,7 @@ class Recorder(TorchFunctionMode):
                 self._set_scores(output, scores)
         if not scores.is_softmax and not hasattr(output, 'scores'):
             self._note_read(scores)
-        for tensor in others:
-            self.block(tensor, Use('function', name))
+        self.block(Use('function', name), *others)
 
     def _note_read(self, scores: Scores) -> None:
         self.trace.scores_read.update(np.split(scores.heads, 2, 1)[1].ravel().tolist())

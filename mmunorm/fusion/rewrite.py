@@ -134,7 +134,7 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
         trailing = (1, ) * (weight.dim() - 2)
         return (wide.unflatten(0, (groups, -1)) * values.view(groups, 1, -1, *trailing)).flatten(0, 1)
 
-    _change_biases(model, vectors, None, times(shift).flatten(1).sum(1))
+    _change_biases(model, vectors, torch.tensor(1.), times(shift).flatten(1).sum(1))
     folded = _times(scale.mT, wide, 1) if scale.dim() > 1 else times(scale)
     if fill is not None and fill.marker >= 0:
         cancelled = fill.cancelled.to(weight.device)
@@ -172,14 +172,12 @@ def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
     return vectors
 
 
-def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor | None, shift: Tensor) -> None:
+def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor, shift: Tensor) -> None:
     """`b' = scale b + shift`, in the vectors that hold parts of b."""
     bias = torch.zeros_like(shift)
     for name, (rows, indices) in vectors.items():
         bias[rows] = attrgetter(name)(model)[indices].double()
-    if scale is not None:
-        bias = _times(scale, bias, 0)
-    bias = bias + shift
+    bias = _times(scale, bias, 0) + shift
     for name, (rows, indices) in vectors.items():
         _set_rows(model, name, indices, bias[rows])
 

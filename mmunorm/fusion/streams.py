@@ -13,7 +13,7 @@ from .obstacles import Obstacle
 from .plan import FoldPlan
 from .record import Layer, Trace
 from .tags import Source
-from .targets import site_of
+from .targets import layers_reading, site_of
 
 # What a stream may go through: linear functions that are the same for all channels.
 _LINEAR = ('sum', 'scale', 'maybe padded', 'padded convolution', 'mixed', 'norm', 'other norm')
@@ -49,11 +49,10 @@ def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | Non
     for name, read in trace.reads.items():
         if not numbers.isdisjoint(trace.sources.written[read].tolist()):
             stream.readers.append(Reader(name, True, tuple(trace.sources.channel[read].tolist())))
-    for layer in trace.layers.values():
-        if not numbers.isdisjoint(layer.inputs):
-            channels = tuple(trace.sources.channel[layer.inputs].tolist())
-            stream.readers.append(Reader(layer.owner, False, channels, site_of(layer, False)))
-            obstacles.append(change_obstacle(layer, plan, 'reader'))
+    for layer in layers_reading(trace, numbers):
+        channels = tuple(trace.sources.channel[layer.inputs].tolist())
+        stream.readers.append(Reader(layer.owner, False, channels, site_of(layer, False)))
+        obstacles.append(change_obstacle(layer, plan, 'reader'))
     if len(sources) < 2 or not stream.norms:
         return None
     for source in (*sources, *pure):
