@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .basis import head_rotation
-from .folds import Site
+from .folds import Site, join
 from .plan import FoldPlan
-from .record import Layer, Trace
+from .recorder import Layer, Trace
 from .streams import change_obstacle
 from .tags import Numbers
 from .targets import layers_reading, site_of
@@ -137,7 +137,7 @@ def _head_sites(trace: Trace, plan: FoldPlan, heads: Numbers, allowed: Iterable[
 
 
 def _constant(site: Site, means: Mapping[str, Tensor]) -> Tensor:
-    mean = means.get(f'{site.layer}.{site.weight}' if site.layer else site.weight)
+    mean = means.get(join(site.layer, site.weight))
     return torch.zeros(site.rows[1] - site.rows[0]).double() if mean is None else mean[slice(*site.rows)]
 
 

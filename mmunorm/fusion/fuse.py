@@ -19,7 +19,7 @@ from .folds import Fold, ancestors
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
-from .record import Trace
+from .recorder import Trace
 from .report import PLAIN, FusionReport, by_reason
 from .rewrite import apply
 from .scopes import hugging_face_models
@@ -184,7 +184,7 @@ def _unseen(plan: FoldPlan, seen: Trace) -> tuple[str, ...]:
     owners: dict[str, None] = {}
     for name, _ in plan.model.named_parameters():
         owner = name.rpartition('.')[0]
-        if name not in seen.used and not any(owner == norm or owner.startswith(f'{norm}.') for norm in seen.ran) and (
+        if name not in seen.used and not any(owner == norm or owner.startswith(f'{norm}.') for norm in seen.reads) and (
                 not isinstance(plan.modules[owner], torch.jit.ScriptModule)):
             owners[owner] = None
     layers = {site.layer: fold.norm for fold in plan.folds.values() if not fold.obstacle for site in fold.sites}

@@ -40,8 +40,8 @@ class FoldPlan:
         self.folds: dict[str, Fold] = {}  # by norm
         self.rotations: list = []  # of residual streams
         self.attentions: list = []  # that are rewritten
-        # From the outermost, the modules within all of whose calls a norm or layer ran, in the order of their first
-        # calls; and those that get channels from another module, by kind and name of their source.
+        # From the outermost, the modules within all of whose calls a norm or layer ran; and those within all of whose
+        # calls another module returns the channels of a source, by its kind and name.
         self.chains: dict[str, tuple[str, ...]] = {}
         self.receivers: dict[tuple[str, str], tuple[str, ...]] = {}
 

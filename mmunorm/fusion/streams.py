@@ -11,7 +11,7 @@ from .folds import Reader, Stream, Writer
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
-from .record import Layer, Trace
+from .recorder import Layer, Trace
 from .tags import Source
 from .targets import layers_reading, site_of
 
@@ -33,7 +33,7 @@ def find_streams(trace: Trace, plan: FoldPlan) -> list[Stream]:
     members: dict[int, list[Source]] = {}
     for index, source in enumerate(sources.all):
         members.setdefault(root(index), []).append(source)
-    read = [number for name in plan.chains for number in trace.reads.get(name, ()) if number >= 0]
+    read = [number for columns in trace.reads.values() for number in columns if number >= 0]
     roots = dict.fromkeys(root(index) for index in sources.index[sources.written[read]].tolist())
     return [stream for index in roots if (stream := _stream(members[index], trace, plan)) is not None]
 
@@ -70,8 +70,7 @@ def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | Non
 def _add_writer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan) -> Obstacle | None:
     """Adds what writes a source to a stream. Returns why it cannot be changed, or None."""
     if source.kind == 'scaled':
-        indices = trace.scaled.get(source.name, set())
-        layers = [trace.sources.all[index] for index in indices]
+        layers = [trace.sources.all[index] for index in trace.scaled.get(source.name, ())]
         if len(layers) != 1 or layers[0].kind != 'layer' or (
                 trace.obstacle_of(layers[0].numbers, ('layer scale', 'scale'))):
             return Obstacle('layer scales', source.name) if len(layers) > 1 else Obstacle(

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .folds import Fold, Site
+from .folds import Fold, Site, join
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
-from .record import Layer, Trace
+from .recorder import Layer, Trace
 
 # Consumers that would be linear layers if the padding were not zeros. Layers that a LayerNorm or RMSNorm is folded into
 # tell zeros from tokens, see `basis`.
@@ -21,7 +21,7 @@ def fold_of(name: str, trace: Trace, plan: FoldPlan) -> Fold:
         return fold
     sources = [trace.sources.of.get(('parameter', f'{name}.{vector}')) for vector in ('weight', 'bias')]
     parameters = [number for source in sources if source for number in source.numbers]
-    if name not in trace.ran:
+    if name not in trace.reads:
         fold.obstacle = Obstacle('did not run')
     elif use := trace.obstacle_of(parameters):
         fold.obstacle = Obstacle('affine used', cause=use)
@@ -35,10 +35,10 @@ def fold_of(name: str, trace: Trace, plan: FoldPlan) -> Fold:
 def _alternative(name: str, trace: Trace, plan: FoldPlan) -> str:
     """A norm that did not run in a module that has norms alone, such as one for each of two adapters; or ''."""
     parent, _, _ = name.rpartition('.')
-    parts = [f'{parent}.{child}'.lstrip('.') for child, _ in plan.modules[parent].named_children()]
+    parts = [join(parent, child) for child, _ in plan.modules[parent].named_children()]
     if not all(part in plan.norms for part in parts):
         return ''
-    return next((part for part in parts if part not in trace.ran and part in plan.affines), '')
+    return next((part for part in parts if part not in trace.reads and part in plan.affines), '')
 
 
 def layers_reading(trace: Trace, numbers: Iterable[int]) -> list[Layer]:
@@ -75,7 +75,7 @@ def _place(fold: Fold, trace: Trace, plan: FoldPlan) -> None:
     is_marked = is_online and not any(use.code == 'joined' for use in uses)
     obstacles = [use for use in uses if use not in allowed and not (
         use.code in _ZEROS and (can_fill or is_marked)) and use.code != 'joined']
-    use = next(iter(sorted(obstacles, key=lambda use: use.code in _ZEROS)), None)
+    use = min(obstacles, key=lambda use: use.code in _ZEROS, default=None)
     if use or not (readers or allowed):
         fold.obstacle = Obstacle('used', cause=use or Obstacle('nothing'))
     else:

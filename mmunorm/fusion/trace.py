@@ -28,8 +28,7 @@ from .folds import Use
 from .obstacles import Obstacle
 from .operators import CASTS, JOINS, MATRIX_PRODUCTS, MIXERS, MOVES, PRODUCTS, SHAPE_ONLY, SIZES, SUMS
 from .plan import FoldPlan, call_obstacle
-from .record import Layer, Trace
-from .recorder import Recorder
+from .recorder import Layer, Recorder, Trace
 from .tags import MIXED, NOTHING, Numbers, Tag, unrepeated
 
 _TRAILING = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}  # dimensions after the channels
@@ -185,7 +184,6 @@ class _Tracer(Recorder):
                     receivers[kind, name] = tuple(commonprefix([chain, receivers.get((kind, name), chain)]))
 
     def _record_norm(self, name: str, norm: nn.Module, x: Tensor, y: Tensor, axis: int) -> None:
-        self.trace.ran.add(name)
         channels = self._sources.of['norm', name].numbers
         size = len(channels)
         axis = next((dim for dim in (axis, -1, 1) if dim < x.dim() and x.shape[dim] == size), axis)
