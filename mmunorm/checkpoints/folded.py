@@ -10,6 +10,7 @@ import copy
 import os
 from collections.abc import Mapping
 from io import BytesIO
+from operator import attrgetter
 from pickle import UnpicklingError
 
 import torch
@@ -21,7 +22,7 @@ from ..fusion.layers import NOT_SAVED, Folded, FoldedAway, built
 from ..fusion.padding import Fill
 from ..fusion.plan import FoldPlan
 from ..fusion.report import FusionReport
-from ..fusion.rewrite import add_to_state, is_layer_scale, replace_module, set_streams, streams_of
+from ..fusion.rewrite import add_to_state, is_layer_scale, replace_module, set_streams, set_tensor, streams_of
 from ..fusion.scopes import held_norms, hold, scopes_of, set_scopes
 from ..modules import refuse_save_pretrained, uncompiled, unwrapped
 from ..registry import MISSING, MODELS
@@ -59,7 +60,8 @@ def without_norms(model: nn.Module, folding: Mapping[str, Mapping]) -> nn.Module
             raise ValueError(f'{type(model).__name__} has no norm {name}, which is folded in the checkpoint: it is '
                              f'{"folded already" if isinstance(module, Folded) else "of another architecture"}')
     for name in new:
-        add_to_state(model, name)
+        if not add_to_state(model, name) and name.endswith('.weight'):  # shared with another layer
+            set_tensor(model, name, attrgetter(name)(model).detach().clone())
     for name in made.keys() - set(new):
         owner = name.removesuffix(_PADDING)
         if owner not in plan.fills:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .basis import head_rotation
-from .folds import Site
+from .folds import Site, join
 from .plan import FoldPlan
-from .record import Layer, Trace
+from .recorder import Layer, Trace
 from .streams import change_obstacle
 from .tags import Numbers
 from .targets import layers_reading, site_of
@@ -39,14 +39,13 @@ def find_attentions(trace: Trace, plan: FoldPlan, rotates: bool, means: Mapping[
     """
     found, done = [], set()
     for attention in trace.attentions:
-        for kind, parts in (('values', (attention.values, )), ('scores', (attention.keys, attention.queries))):
-            key = tuple(sorted({int(number) for part in parts if part is not None for number in part.flatten()}))
-            if any(part is None for part in parts) or key in done:
+        for fold_of, parts in ((_values_fold, [attention.values]), (_scores_fold, [attention.keys, attention.queries])):
+            if any(part is None for part in parts):
                 continue
+            key = tuple(np.unique(np.concatenate(parts)).tolist())
+            fold = None if key in done else fold_of(trace, plan, *parts, rotates, means, len(found))
             done.add(key)
-            fold = (_values_fold if kind == 'values' else _scores_fold)(trace, plan, *parts, rotates, means, len(found))
-            if fold is not None:
-                found.append(fold)
+            found += [] if fold is None else [fold]
     return found
 
 
@@ -138,7 +137,7 @@ def _head_sites(trace: Trace, plan: FoldPlan, heads: Numbers, allowed: Iterable[
 
 
 def _constant(site: Site, means: Mapping[str, Tensor]) -> Tensor:
-    mean = means.get(f'{site.layer}.{site.weight}' if site.layer else site.weight)
+    mean = means.get(join(site.layer, site.weight))
     return torch.zeros(site.rows[1] - site.rows[0]).double() if mean is None else mean[slice(*site.rows)]
 
 

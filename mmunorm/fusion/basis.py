@@ -97,9 +97,7 @@ def rotation_of(plan: FoldPlan, stream: Stream, seed: int) -> Rotation | Obstacl
         return Obstacle('maps', maps[0])
     is_centered = all(reader.is_norm and statistic_of(plan.norms[reader.name]) == 'variance'
                       and len(reader.channels) == stream.width for reader in stream.readers)
-    order = {name: number for number, name in enumerate(plan.chains)}
-    norms = sorted(stream.norms, key=lambda name: order.get(name, len(order)))
-    return Rotation(stream, StreamBasis(norms, rotation(stream.width, seed), is_centered))
+    return Rotation(stream, StreamBasis(stream.norms, rotation(stream.width, seed), is_centered))
 
 
 def _reader_obstacle(plan: FoldPlan, stream: Stream, reader: Reader) -> Obstacle | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ..modules import map_tensors, tensors_in
+from .operators import CASTS
 from .rules import Example
 
 
@@ -43,14 +44,13 @@ class Run:
 class KeepsPrecision(TorchFunctionMode):
     """Leaves float64 tensors what they are where a model casts them, such as position tokens that it resizes, and lets
     layers in float64 take what is made in float32. Otherwise two copies in float64 could not be compared."""
-    _CASTS = frozenset(['to', 'float', 'half', 'bfloat16', 'type', 'type_as'])
     _LAYERS = frozenset([F.linear, F.conv1d, F.conv2d, F.conv3d])
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func in self._LAYERS and len(args) > 1 and args[0].is_floating_point():
             args = (args[0].to(args[1].dtype), *args[1:])
         output = func(*args, **(kwargs or {}))
-        if getattr(func, '__name__', '') in self._CASTS and isinstance(output, Tensor) and (
+        if getattr(func, '__name__', '') in CASTS and isinstance(output, Tensor) and (
                 args[0].dtype == torch.float64 and output.is_floating_point() and output.dtype != torch.float64):
             return args[0].to(output.device)
         return output

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -164,6 +165,11 @@ class StreamBasis:
         return tokens @ self.basis.to(tokens)
 
 
-def join(prefix: str, name: str) -> str:
+def join(prefix: str, name: str | None) -> str:
     """The full name of a part of the module `prefix`."""
     return '.'.join(filter(None, (prefix, name)))
+
+
+def ancestors(name: str) -> tuple[str, ...]:
+    """The modules that a part of a model is in, from the outermost, which is ''."""
+    return ('', *accumulate(name.split('.'), '{}.{}'.format))[:-1]

@@ -15,11 +15,11 @@ from .attention import OutputMeans, find_attentions
 from .basis import rotation_of
 from .check import check
 from .examples import Run, copy_of, runs_of
-from .folds import Fold
+from .folds import Fold, ancestors
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
-from .record import Trace
+from .recorder import Trace
 from .report import PLAIN, FusionReport, by_reason
 from .rewrite import apply
 from .scopes import hugging_face_models
@@ -184,14 +184,12 @@ def _unseen(plan: FoldPlan, seen: Trace) -> tuple[str, ...]:
     owners: dict[str, None] = {}
     for name, _ in plan.model.named_parameters():
         owner = name.rpartition('.')[0]
-        if name not in seen.used and not any(owner == norm or owner.startswith(f'{norm}.') for norm in seen.ran) and (
+        if name not in seen.used and not any(owner == norm or owner.startswith(f'{norm}.') for norm in seen.reads) and (
                 not isinstance(plan.modules[owner], torch.jit.ScriptModule)):
             owners[owner] = None
     layers = {site.layer: fold.norm for fold in plan.folds.values() if not fold.obstacle for site in fold.sites}
     for owner in owners:
-        around = owner
-        while around and around not in seen.called:
-            around = around.rpartition('.')[0]
+        around = next((part for part in (owner, *reversed(ancestors(owner))) if part in seen.called), '')
         if fed := next((norm for layer, norm in layers.items() if around and layer.startswith(f'{around}.')), ''):
             warnings.warn(f'no example reached {owner}, a part of {around}, into which the norm {fed} was folded: for '
                           'inputs that reach it the folded model is another one. Pass an example for each such path',

@@ -47,7 +47,7 @@ class Folded(nn.Module):
     scope = None  # see `scopes`
     note = {'kind': 'identity'}  # what a file says about it: the arguments of :func:`built`
 
-    def _mark(self, width: int, added: Sequence[str], like: Tensor | None) -> None:
+    def _set_up(self, width: int, added: Sequence[str], like: Tensor | None, linear: bool = False) -> None:
         self.added = tuple(added)
         options = {} if like is None else dict(dtype=like.dtype, device=like.device)
         self.register_buffer('folded', torch.ones((), **options))  # a float: averages of models average buffers, too
@@ -55,6 +55,7 @@ class Folded(nn.Module):
         for name, value in (('weight', torch.ones), ('bias', torch.zeros)):
             vars(self)['_parameters'].pop(name, None)
             self.register_buffer(name, value(width, **options), persistent=False)
+        self.linear = nn.Linear(width, width).to(self.weight) if linear else None
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if not isinstance(state_dict.pop(f'{prefix}weight', FoldedAway()), FoldedAway):
@@ -69,7 +70,7 @@ class FoldedNorm(Folded, nn.Identity):
 
     def __init__(self, added: Sequence[str] = (), like: Tensor | None = None):
         super().__init__()
-        self._mark(0, added, like)
+        self._set_up(0, added, like)
 
     def forward(self, x: Tensor, pad_mask: Optional[Tensor] = None,  # noqa: UP045, TorchScript reads it
                 data_format: Optional[str] = None) -> Tensor:  # noqa: UP045
@@ -98,12 +99,10 @@ class FoldedLayerNorm(Folded, nn.LayerNorm):
                  channels_first: bool = False, linear: bool = False, added: Sequence[str] = (),
                  like: Tensor | None = None):
         super().__init__(width, eps, elementwise_affine=False)
-        self._mark(width, added, like)
+        self._set_up(width, added, like, linear)
         self.is_centered, self.is_padded, self.channels_first = is_centered, is_padded, channels_first
         if is_padded:
             self.bias.fill_(1)
-        self.linear = nn.Linear(width, width) if linear else None
-        self.to(self.weight)
 
     def forward(self, x: Tensor, data_format: str = 'channel_first') -> Tensor:
         """`(..., C)`; returns the same shape and dtype.
@@ -138,10 +137,8 @@ class FoldedRMSNorm(Folded):
     def __init__(self, width: int, eps: float | None, channels_first: bool = False, linear: bool = False,
                  added: Sequence[str] = (), like: Tensor | None = None):
         super().__init__()
-        self._mark(width, added, like)
+        self._set_up(width, added, like, linear)
         self.eps, self.channels_first = eps, channels_first
-        self.linear = nn.Linear(width, width) if linear else None
-        self.to(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., C)`, or `(N, C, H, W)` if `channels_first`; returns the same shape and dtype."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 # By code. Texts of what consumes a tensor follow 'its output' or the name of a part.
 TEXTS = {
     # What consumes a tensor.
-    **dict.fromkeys(('function', 'layer'), 'is consumed by {part}'),
+    'function': 'is consumed by {part}',
     'norm': 'is consumed by the norm {part}',
     'other norm': 'is consumed by the norm {part} and by another, or as several channels',
     'mixed': 'is consumed by {part} together with other values, such as padding',
@@ -23,7 +23,6 @@ TEXTS = {
     # Linear functions: they keep a norm from folding, and let a residual stream change its basis.
     **dict.fromkeys(('sum', 'scale'), 'is consumed by {part}'),
     'layer scale': 'is multiplied by {part}',
-    'padding': 'is padded with zeros by {part}',
     **dict.fromkeys(('query', 'key', 'value'), 'is consumed by attention'),
     # A norm.
     'no example': 'no fold rule can run {part}: pass example=, such as torch.randn(1, 3, 224, 224)',

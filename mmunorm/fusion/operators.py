@@ -1,7 +1,6 @@
 """The functions that a tagged tensor may go through, by name. Any other one is a consumer, see `trace`."""
 
-JOINS = frozenset({
-    'cat', 'concat', 'concatenate', 'dstack', 'hstack', 'stack', 'vstack'})
+JOINS = frozenset({'cat', 'concat', 'concatenate', 'dstack', 'hstack', 'stack', 'vstack'})
 # Move elements, or average elements of one channel, wherever the tag shows that they do.
 MOVES = JOINS | frozenset({
     '__get__', '__getitem__', 'adaptive_avg_pool1d', 'adaptive_avg_pool2d', 'adaptive_avg_pool3d',
@@ -18,16 +17,14 @@ MOVES = JOINS | frozenset({
 # Those of them that may put other values beside the elements.
 MIXERS = JOINS | frozenset({
     'index_put', 'masked_fill', 'masked_scatter', 'pad', 'select_scatter', 'slice_scatter', 'where'})
-CASTS = frozenset({
-    'bfloat16', 'double', 'float', 'half', 'to', 'type', 'type_as'})
+CASTS = frozenset({'bfloat16', 'double', 'float', 'half', 'to', 'type', 'type_as'})
 SUMS = frozenset({
     '__add__', '__iadd__', '__isub__', '__radd__', '__rsub__', '__sub__', 'add', 'add_', 'rsub', 'sub', 'sub_',
     'subtract'})
 PRODUCTS = frozenset({
     '__imul__', '__itruediv__', '__mul__', '__neg__', '__rmul__', '__truediv__', 'div', 'div_', 'divide', 'mul',
     'mul_', 'multiply', 'neg', 'negative', 'true_divide'})
-MATRIX_PRODUCTS = frozenset({
-    '__matmul__', 'bmm', 'matmul'})
+MATRIX_PRODUCTS = frozenset({'__matmul__', 'bmm', 'matmul'})
 # What scores of attention may go through before their softmax, and probabilities after it.
 KEEP_SCORES = SUMS | PRODUCTS | CASTS | frozenset({
     '__get__', 'clone', 'contiguous', 'dropout', 'expand', 'flatten', 'masked_fill', 'masked_fill_', 'reshape',

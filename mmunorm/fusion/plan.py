@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..norms.layers import is_norm
-from .folds import Fold, JointFold, join
+from .folds import Fold, JointFold, ancestors, join
 from .norms import Affine, affine_of, class_obstacle
 from .obstacles import Obstacle
 from .rules import Example, Fills, Pad, facts
@@ -18,32 +18,36 @@ class FoldPlan:
 
     def __init__(self, model: nn.Module, layer_norms: str = 'exact'):
         self.model = model
-        self._layer_norms = layer_norms
         self.modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-        self.owners = Owners(model)
+        tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        self._memory = [(name, *_span(tensor)) for name, tensor in tensors if tensor.layout == torch.strided]
         self.norms = {name: module for name, module in self.modules.items() if is_norm(module)}
         self.affines: dict[str, Affine] = {}  # of the norms that have one
-        self.obstacles = {name: self._obstacle(name, norm) for name, norm in self.norms.items()}
+        self.obstacles = {name: self._obstacle(name, norm, layer_norms) for name, norm in self.norms.items()}
         self.example: Example | None = None
         self.fills: dict[str, Pad] = {}
         self.joints: list[JointFold] = []
         for name, module in model.named_modules():
-            self._add_facts(name, module)
+            for fact in facts(module):
+                if isinstance(fact, Example):
+                    self.example = self.example if name else fact
+                elif isinstance(fact, Fills):
+                    self.fills[name] = fact.pad
+                else:
+                    self.joints.append(fact.within(name))
         self.joint_of = {norm: joint for joint in self.joints for norm in joint.norms}
         self.copyable = {layer for joint in self.joints for layer in joint.copies}
         self.folds: dict[str, Fold] = {}  # by norm
         self.rotations: list = []  # of residual streams
         self.attentions: list = []  # that are rewritten
-        # By norm or layer, in the order of their first calls: the modules within all of whose calls it ran, from the
-        # outermost.
+        # From the outermost, the modules within all of whose calls a norm or layer ran; and those within all of whose
+        # calls another module returns the channels of a source, by its kind and name.
         self.chains: dict[str, tuple[str, ...]] = {}
-        # By kind and name of a source of channels: the modules within all of whose calls another module returns them,
-        # from the outermost.
         self.receivers: dict[tuple[str, str], tuple[str, ...]] = {}
 
-    def _obstacle(self, name: str, norm: nn.Module) -> Obstacle | None:
+    def _obstacle(self, name: str, norm: nn.Module, layer_norms: str) -> Obstacle | None:
         """Stores the affine part of a norm. Returns why it cannot be folded, or None."""
-        if obstacle := class_obstacle(norm, self._layer_norms) or call_obstacle(norm) or self.held_elsewhere(name):
+        if obstacle := class_obstacle(norm, layer_norms) or call_obstacle(norm) or self.held_elsewhere(name):
             return obstacle
         affine = affine_of(norm)
         if not all(value.isfinite().all() for value in affine):
@@ -54,47 +58,17 @@ class FoldPlan:
     def held_elsewhere(self, name: str) -> Obstacle | None:
         """What else holds the weights of a layer or norm, or None: another part of the model, or an adapter that it is
         in, which may be merged or taken out later, as those of peft."""
-        if shared := self.owners.others(name):
+        if shared := self.other_name(name):
             return Obstacle('shared', shared)
-        parts = name.split('.')
-        for kind in (type(self.modules['.'.join(parts[:i])]) for i in range(len(parts))):
+        for kind in (type(self.modules[around]) for around in ancestors(name)):
             if callable(getattr(kind, 'merge', None)) and callable(getattr(kind, 'unmerge', None)):
                 return Obstacle('merge', kind.__name__)
         return None
 
-    def folds_of(self, joint: JointFold) -> list[Fold]:
-        """The folds of the norms of a joint fold."""
-        return [self.folds[norm] for norm in joint.norms if norm in self.folds]
-
-    def _add_facts(self, name: str, module: nn.Module) -> None:
-        for fact in facts(module):
-            if isinstance(fact, Example):
-                self.example = self.example if name else fact
-            elif isinstance(fact, Fills):
-                self.fills[name] = fact.pad
-            else:
-                self.joints.append(fact.within(name))
-
-
-def call_obstacle(module: nn.Module) -> Obstacle | None:
-    """Why calling `module` may do more than the forward of its class, or None."""
-    if module._forward_hooks or module._forward_pre_hooks:
-        return Obstacle('hooks')
-    return Obstacle('other forward') if 'forward' in vars(module) else None
-
-
-class Owners:
-    """Finds modules that are shared, or whose parameters share memory."""
-
-    def __init__(self, model: nn.Module):
-        self._modules = dict(model.named_modules(remove_duplicate=False))
-        tensors = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        self._memory = [(name, *_span(tensor)) for name, tensor in tensors if tensor.layout == torch.strided]
-
-    def others(self, name: str) -> str:
+    def other_name(self, name: str) -> str:
         """Another name of a module or of one of its parameters in the model, or ''."""
-        module = self._modules[name]
-        if others := [alias for alias, other in self._modules.items() if other is module and alias != name]:
+        module = self.modules[name]
+        if others := [alias for alias, other in self.modules.items() if other is module and alias != name]:
             return others[0]
         return self.overlapping([join(name, parameter) for parameter, _ in module.named_parameters()])
 
@@ -105,6 +79,17 @@ class Owners:
                 if alias not in names and other_start < end and start < other_end:
                     return alias
         return ''
+
+    def folds_of(self, joint: JointFold) -> list[Fold]:
+        """The folds of the norms of a joint fold."""
+        return [self.folds[norm] for norm in joint.norms if norm in self.folds]
+
+
+def call_obstacle(module: nn.Module) -> Obstacle | None:
+    """Why calling `module` may do more than the forward of its class, or None."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return Obstacle('hooks')
+    return Obstacle('other forward') if 'forward' in vars(module) else None
 
 
 def _span(parameter: torch.Tensor) -> tuple[int, int]:

@@ -1,10 +1,10 @@
-"""What records a run: the tags of tensors, what consumes them, and attentions."""
+"""What the runs of a model show, and what records it: tags of tensors, what consumes them, and attentions."""
 from __future__ import annotations
 
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch.nn.functional as F
@@ -12,10 +12,54 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from .folds import Use
+from .obstacles import Obstacle
 from .operators import KEEP_SCORES, MATRIX_PRODUCTS, PRODUCTS, SIZES, SUMS
 from .plan import FoldPlan
-from .record import Attention, Trace
-from .tags import NOTHING, Numbers, Tag, unrepeated
+from .tags import NOTHING, Numbers, Sources, Tag, unrepeated
+
+
+@dataclass(eq=False)
+class Layer:
+    """A linear operator of the run, identified by its weight, or by some rows of a weight."""
+    owner: str  # full name of the module that holds the weight
+    weight: str  # full name of the weight
+    rows: tuple[int, int]  # the rows of the weight that are the operator's, [first, end)
+    weights: range  # the numbers of these rows
+    outputs: range  # the numbers of its output channels
+    inputs: list[int]  # at each channel of its input, the number of its source, or -1; the same in each call
+    bias: tuple[tuple[str, int], ...]  # for each row, the vector that holds its bias and the index in it
+    obstacle: Obstacle | None  # why nothing can be folded into it
+
+
+@dataclass(eq=False)
+class Attention:
+    """One attention: the numbers of queries, keys and values, `(heads, d)` each, or None where they are no layers'."""
+    queries: Numbers | None
+    keys: Numbers | None
+    values: Numbers | None
+
+
+@dataclass
+class Trace:
+    """What the runs of a model have shown."""
+    sources: Sources = field(default_factory=Sources)
+    layers: dict[tuple[str, int, int, str], Layer] = field(default_factory=dict)  # by weight, rows and owner
+    uses: dict[int, list[Use]] = field(default_factory=dict)  # other than layers, by number
+    not_from_layers: set[str] = field(default_factory=set)  # norms whose input is not only the output of layers
+    before: dict[int, tuple[str, int]] = field(default_factory=dict)  # the norm and its channel that read a number
+    padded: dict[int, set[str | None]] = field(default_factory=dict)  # by number, modules that pad; None if not filled
+    reads: dict[str, list[int]] = field(default_factory=dict)  # by norm that ran, the number at each input channel
+    joined: list[tuple[int, int]] = field(default_factory=list)  # indices of sources that are one stream
+    scaled: dict[str, set[int]] = field(default_factory=dict)  # by LayerScale, the indices of what it multiplies
+    attentions: list[Attention] = field(default_factory=list)
+    scores_read: set[int] = field(default_factory=set)  # numbers of keys whose scores are read by more than a softmax
+    called: set[str] = field(default_factory=set)  # modules
+    used: set[str] = field(default_factory=set)  # parameters
+    axes: dict[str, int] = field(default_factory=dict)  # of parameters whose channels are along another dimension
+
+    def obstacle_of(self, numbers: Iterable[int], allowed: Sequence[str] = ()) -> Use | None:
+        """A consumer of one of these numbers, except for these kinds."""
+        return next((use for number in numbers for use in self.uses.get(number, ()) if use.code not in allowed), None)
 
 
 @dataclass
@@ -71,10 +115,11 @@ class Recorder(TorchFunctionMode):
         widest = max((source.numbers for source in self._sources.among(numbers)), key=len, default=range(0))
         return np.where(numbers >= 0, self._sources.channel[numbers] + widest.start, NOTHING)
 
-    def block(self, tensor: Tensor, use: Use) -> None:
-        """Records that something other than a layer consumes a tensor."""
-        if hasattr(tensor, 'tag'):
-            self._add_use(tensor.tag.found, use)
+    def block(self, use: Use, *tensors: Tensor | None) -> None:
+        """Records that something other than a layer consumes tensors."""
+        for tensor in tensors:
+            if hasattr(tensor, 'tag'):
+                self._add_use(tensor.tag.found, use)
 
     def _add_use(self, numbers: Iterable[int] | Numbers, use: Use) -> None:
         use = replace(use, inside=next(reversed(self._inside), ''))
@@ -171,8 +216,7 @@ class Recorder(TorchFunctionMode):
                 self._set_scores(output, scores)
         if not scores.is_softmax and not hasattr(output, 'scores'):
             self._note_read(scores)
-        for tensor in others:
-            self.block(tensor, Use('function', name))
+        self.block(Use('function', name), *others)
 
     def _note_read(self, scores: Scores) -> None:
         self.trace.scores_read.update(np.split(scores.heads, 2, 1)[1].ravel().tolist())

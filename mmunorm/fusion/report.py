@@ -51,7 +51,8 @@ class FusionReport:
         if self.attentions:
             lines.append(f'{plural(self.attentions, "attention")} rewritten')
         if self.unseen:
-            lines.append(f'no example reached {_listed(self.unseen)}')
+            more = f' and {len(self.unseen) - 4} more' if len(self.unseen) > 4 else ''
+            lines.append(f'no example reached {", ".join(self.unseen[:4])}{more}')
         lines += self.notes
         kept, folded, reduced = ([(fold.norm, fold.kind, fold.where) for fold in folds]
                                  for folds in (self.kept, self.folded, self.reduced))
@@ -80,11 +81,6 @@ class FusionReport:
         if self.kept:
             parts.append(f'{len(self.kept)} kept')
         return f'{plural(total, "norm")}: {", ".join(parts)}'
-
-
-def _listed(names: Iterable[str], most: int = 4) -> str:
-    names = list(names)
-    return ', '.join(names[:most]) + f' and {len(names) - most} more' * (len(names) > most)
 
 
 def by_reason(rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..compat import forget_compiled_code
 from ..modules import disable_fast_path, refuse_save_pretrained
 from .basis import NewNorm, Rotation, new_norms
-from .folds import Fold, Site, StreamBasis, Writer, join
+from .folds import Fold, Site, StreamBasis, Writer, ancestors, join
 from .layers import NOT_SAVED, Folded, FoldedNorm, built
 from .padding import zero_token
 from .plan import FoldPlan
@@ -62,18 +62,17 @@ def streams_of(model: nn.Module) -> tuple[StreamBasis, ...]:
 def rewrite(model: nn.Module, fold: Fold, new: NewNorm) -> None:
     """Folds one norm: rewrites its layers and their padding, and replaces it by what is left of it."""
     scale, shift = new.affine
-    copied = [name for name in (f'{layer}.weight' for layer in fold.copied) if add_to_state(model, name)]
     fill = (new.fill or zero_token(scale, shift)) if fold.pads else None
     fold.beyond_float16 = fill is not None and not fill.fits(torch.float16)
-    marker = fill if scale.dim() == 1 else None  # a rotated one has none
-    added = [name for site in fold.sites for name in absorb(model, site, scale, shift, marker)]
+    added = [f'{layer}.weight' for layer in fold.copied]  # which a new one is no longer shared with
     for site in fold.sites:
+        added += absorb(model, site, scale, shift, fill)
         hold(model, {site.layer: [fold.norm]})
     for name, pad in fold.pads:
         layer = model.get_submodule(fold.sites[0].layer) if fold.sites else model
         token = fill._replace(value=fill.value.to(next(layer.parameters())))
         replace_module(model, name, pad(model.get_submodule(name), token))
-    _replace_norm(model, fold.norm, new, copied + added)
+    _replace_norm(model, fold.norm, new, added)
 
 
 def _replace_norm(model: nn.Module, name: str, new: NewNorm, added: Sequence[str]) -> None:
@@ -135,7 +134,7 @@ def absorb(model: nn.Module, site: Site, scale: Tensor, shift: Tensor, fill=None
         trailing = (1, ) * (weight.dim() - 2)
         return (wide.unflatten(0, (groups, -1)) * values.view(groups, 1, -1, *trailing)).flatten(0, 1)
 
-    _change_biases(model, vectors, None, times(shift).flatten(1).sum(1))
+    _change_biases(model, vectors, torch.tensor(1.), times(shift).flatten(1).sum(1))
     folded = _times(scale.mT, wide, 1) if scale.dim() > 1 else times(scale)
     if fill is not None and fill.marker >= 0:
         cancelled = fill.cancelled.to(weight.device)
@@ -155,7 +154,7 @@ def _set_rows(model: nn.Module, name: str, part: slice | list[int], rows: Tensor
     """Changes a part of a parameter or buffer."""
     value = attrgetter(name)(model).detach().clone()
     value[part] = rows.to(value.dtype)
-    _set(model, name, value)
+    set_tensor(model, name, value)
 
 
 def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
@@ -173,19 +172,17 @@ def _biases(model: nn.Module, site: Site) -> dict[str, tuple]:
     return vectors
 
 
-def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor | None, shift: Tensor) -> None:
+def _change_biases(model: nn.Module, vectors: dict[str, tuple], scale: Tensor, shift: Tensor) -> None:
     """`b' = scale b + shift`, in the vectors that hold parts of b."""
     bias = torch.zeros_like(shift)
     for name, (rows, indices) in vectors.items():
         bias[rows] = attrgetter(name)(model)[indices].double()
-    if scale is not None:
-        bias = _times(scale, bias, 0)
-    bias = bias + shift
+    bias = _times(scale, bias, 0) + shift
     for name, (rows, indices) in vectors.items():
         _set_rows(model, name, indices, bias[rows])
 
 
-def _set(model: nn.Module, name: str, value: Tensor) -> None:
+def set_tensor(model: nn.Module, name: str, value: Tensor) -> None:
     """Gives a module a new parameter or buffer: others may hold the old one."""
     owner, _, tensor = name.rpartition('.')
     old = attrgetter(name)(model)
@@ -195,28 +192,17 @@ def _set(model: nn.Module, name: str, value: Tensor) -> None:
 
 
 def add_to_state(model: nn.Module, name: str) -> bool:
-    """Creates a missing bias, makes a buffer persistent, or copies a shared weight. Returns whether it did."""
+    """Creates a missing bias, or makes a buffer persistent. Returns whether it did."""
     owner, _, tensor = name.rpartition('.')
     module = model.get_submodule(owner)
-    if _persist(model, name):
-        return True
-    if tensor == 'weight':  # shared with another layer
-        _set(model, name, module.weight.detach().clone())
+    if tensor in module._non_persistent_buffers_set:
+        module._non_persistent_buffers_set.remove(tensor)
         return True
     if getattr(module, tensor, None) is not None:
         return False
     weight = getattr(module, tensor.replace('bias', 'weight'))
     setattr(module, tensor, nn.Parameter(weight.new_zeros(len(weight)), requires_grad=weight.requires_grad))
     return True
-
-
-def _persist(model: nn.Module, name: str) -> bool:
-    """Makes a buffer persistent. Returns whether it was not."""
-    owner, _, tensor = name.rpartition('.')
-    names = model.get_submodule(owner)._non_persistent_buffers_set
-    is_new = tensor in names
-    names.discard(tensor)
-    return is_new
 
 
 # Residual streams.
@@ -228,10 +214,10 @@ def _rotate(model: nn.Module, rotation: Rotation) -> list[str]:
     zero = torch.zeros(rotation.stream.width, dtype=torch.float64)
     for writer in rotation.stream.writers:
         if writer.kind == 'token':
-            added += [writer.name] * _persist(model, writer.name)
+            added += [writer.name] * add_to_state(model, writer.name)
             token = attrgetter(writer.name)(model)
             wide = token.double().movedim(writer.axis, -1) @ rotation.writing.mT.to(token.device)
-            _set(model, writer.name, wide.movedim(-1, writer.axis).contiguous())
+            set_tensor(model, writer.name, wide.movedim(-1, writer.axis).contiguous())
         elif writer.kind == 'layer':
             matrix = rotation.writing
             if writer.scale:
@@ -248,7 +234,7 @@ def _take_scale(model: nn.Module, writer: Writer) -> Tensor:
     owner, _, _ = writer.scale.rpartition('.')
     scale = attrgetter(writer.scale)(model)
     values = scale.detach().double().flatten().cpu()
-    _set(model, writer.scale, torch.ones_like(scale))
+    set_tensor(model, writer.scale, torch.ones_like(scale))
     if owner and is_layer_scale(model.get_submodule(owner)):
         replace_module(model, owner, FoldedNorm((), scale))
     return values
@@ -275,29 +261,23 @@ def _scopes(plan: FoldPlan) -> dict[str, str]:
     for fold in plan.folds.values():
         layers = [site.layer for site in fold.sites if not site.after]
         if not fold.obstacle and layers:
-            chains = [plan.receivers[('norm', fold.norm)]] if ('norm', fold.norm) in plan.receivers else []
-            scopes[fold.norm] = _scope(plan, fold.norm, layers, chains)
+            scopes[fold.norm] = _scope(plan, fold.norm, layers, [('norm', fold.norm)])
     for rotation in plan.rotations:
         stream = rotation.stream
         layers = [part.name for part in (*stream.readers, *stream.writers)]
-        keys = [(writer.kind.replace('norm', 'written norm'), join(writer.name, writer.site.weight) if writer.site else
-                 writer.name) for writer in stream.writers]
-        keys += [('scaled', writer.scale) for writer in stream.writers]
-        chains = [plan.receivers[key] for key in keys if key in plan.receivers]
+        sources = [(writer.kind.replace('norm', 'written norm'), join(writer.name, writer.site and writer.site.weight))
+                   for writer in stream.writers]
+        sources += [('scaled', writer.scale) for writer in stream.writers]
         for norm in stream.norms:
-            scopes[norm] = _scope(plan, norm, layers, chains)
+            scopes[norm] = _scope(plan, norm, layers, sources)
     return {norm: name for norm, name in scopes.items() if name is not None}
 
 
-def _scope(plan: FoldPlan, norm: str, parts: Sequence[str], chains: Sequence[tuple[str, ...]]) -> str | None:
-    """The innermost module that runs a norm and these parts in all its calls; None if it need not be checked."""
+def _scope(plan: FoldPlan, norm: str, parts: Sequence[str], sources: Sequence[tuple[str, str]]) -> str | None:
+    """The innermost module that runs a norm and these parts in all its calls, and gets all channels of these sources;
+    None if it need not be checked."""
     chain = plan.chains.get(norm, ())
-    common = commonprefix([chain, *chains, *(plan.chains.get(part) or _ancestors(part) for part in parts)])
+    common = commonprefix([chain, *(plan.receivers[source] for source in sources if source in plan.receivers),
+                           *(plan.chains.get(part) or (*ancestors(part), part) for part in parts)])
     # A module may have methods that run parts of it; of those in a model, blocks have none.
     return common[-1] if common and (len(common) < len(chain) or len(common) == 1) else None
-
-
-def _ancestors(name: str) -> tuple[str, ...]:
-    """The modules that a part of a model is in, and itself, from the outermost."""
-    parts = name.split('.')
-    return '', *('.'.join(parts[:end]) for end in range(1, len(parts) + 1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 
 from torch import fx, nn
@@ -39,10 +40,12 @@ class Scope:
                 warnings.warn(f'{layer} of {self.kind} was replaced after folding. It held the norm '
                               f'{self.layers.pop(layer)}: what is in its place gets features that lack this norm. '
                               'Replace the layer before fuse_norms()', stacklevel=4)
-            for layer in [layer for layer, norm in self.layers.items() if not _is_folded(module, norm)]:
-                warnings.warn(f'{self.layers[layer]} of {self.kind} was replaced after folding. {layer} still holds '
-                              'what was there, which now acts twice. Replace it before fuse_norms()', stacklevel=4)
-                del self.layers[layer]
+            for layer, norm in [*self.layers.items()]:
+                part = _part(module, norm)  # an identity may be taken out
+                if part is not None and not getattr(part, 'is_folded', False):
+                    warnings.warn(f'{norm} of {self.kind} was replaced after folding. {layer} still holds what was '
+                                  'there, which now acts twice. Replace it before fuse_norms()', stacklevel=4)
+                    del self.layers[layer]
             _running.set((*_running.get(), self))
 
     def leave(self, module: nn.Module, args, output) -> None:
@@ -108,21 +111,17 @@ def hold(model: nn.Module, norms: Mapping[str, list[str]]) -> None:
 
 def _is_replaced(module: nn.Module, name: str) -> bool:
     """Whether a layer is gone, and what is in its place is no other form of it, such as a quantized one."""
-    try:
-        layer = module.get_submodule(name)
-    except AttributeError:
-        return True
-    if any(HELD in vars(part) for part in layer.modules()):
+    layer = _part(module, name)
+    if layer is not None and any(HELD in vars(part) for part in layer.modules()):
         return False
     return not (hasattr(layer, 'in_features') or hasattr(layer, 'in_channels')) or type(layer) in (
         nn.Linear, nn.Conv2d, nn.Conv1d)
 
 
-def _is_folded(module: nn.Module, name: str) -> bool:
-    try:
-        return getattr(module.get_submodule(name), 'is_folded', False)
-    except AttributeError:  # taken out, as an identity may be
-        return True
+def _part(module: nn.Module, name: str) -> nn.Module | None:
+    with suppress(AttributeError):
+        return module.get_submodule(name)
+    return None
 
 
 def allow_partial_calls(model: nn.Module) -> None:

@@ -11,9 +11,9 @@ from .folds import Reader, Stream, Writer
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
-from .record import Layer, Trace
+from .recorder import Layer, Trace
 from .tags import Source
-from .targets import site_of
+from .targets import layers_reading, site_of
 
 # What a stream may go through: linear functions that are the same for all channels.
 _LINEAR = ('sum', 'scale', 'maybe padded', 'padded convolution', 'mixed', 'norm', 'other norm')
@@ -33,7 +33,7 @@ def find_streams(trace: Trace, plan: FoldPlan) -> list[Stream]:
     members: dict[int, list[Source]] = {}
     for index, source in enumerate(sources.all):
         members.setdefault(root(index), []).append(source)
-    read = [number for name in plan.chains for number in trace.reads.get(name, ()) if number >= 0]
+    read = [number for columns in trace.reads.values() for number in columns if number >= 0]
     roots = dict.fromkeys(root(index) for index in sources.index[sources.written[read]].tolist())
     return [stream for index in roots if (stream := _stream(members[index], trace, plan)) is not None]
 
@@ -49,11 +49,10 @@ def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | Non
     for name, read in trace.reads.items():
         if not numbers.isdisjoint(trace.sources.written[read].tolist()):
             stream.readers.append(Reader(name, True, tuple(trace.sources.channel[read].tolist())))
-    for layer in trace.layers.values():
-        if not numbers.isdisjoint(layer.inputs):
-            channels = tuple(trace.sources.channel[layer.inputs].tolist())
-            stream.readers.append(Reader(layer.owner, False, channels, site_of(layer, False)))
-            obstacles.append(change_obstacle(layer, plan, 'reader'))
+    for layer in layers_reading(trace, numbers):
+        channels = tuple(trace.sources.channel[layer.inputs].tolist())
+        stream.readers.append(Reader(layer.owner, False, channels, site_of(layer, False)))
+        obstacles.append(change_obstacle(layer, plan, 'reader'))
     if len(sources) < 2 or not stream.norms:
         return None
     for source in (*sources, *pure):
@@ -71,8 +70,7 @@ def _stream(sources: list[Source], trace: Trace, plan: FoldPlan) -> Stream | Non
 def _add_writer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan) -> Obstacle | None:
     """Adds what writes a source to a stream. Returns why it cannot be changed, or None."""
     if source.kind == 'scaled':
-        indices = trace.scaled.get(source.name, set())
-        layers = [trace.sources.all[index] for index in indices]
+        layers = [trace.sources.all[index] for index in trace.scaled.get(source.name, ())]
         if len(layers) != 1 or layers[0].kind != 'layer' or (
                 trace.obstacle_of(layers[0].numbers, ('layer scale', 'scale'))):
             return Obstacle('layer scales', source.name) if len(layers) > 1 else Obstacle(
@@ -92,7 +90,7 @@ def _add_writer(stream: Stream, source: Source, trace: Trace, plan: FoldPlan) ->
     if isinstance(module, nn.Embedding) and (type(module) is not nn.Embedding or module.max_norm is not None or (
             parametrize.is_parametrized(module))):
         return Obstacle('writer', owner, cause=Obstacle('no layer', type(module).__name__))
-    if held := plan.owners.overlapping([source.name]):
+    if held := plan.overlapping([source.name]):
         return Obstacle('writer', source.name, cause=Obstacle('shared', held))
     return None
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .folds import Fold, Site
+from .folds import Fold, Site, join
 from .norms import statistic_of
 from .obstacles import Obstacle
 from .plan import FoldPlan
-from .record import Layer, Trace
+from .recorder import Layer, Trace
 
 # Consumers that would be linear layers if the padding were not zeros. Layers that a LayerNorm or RMSNorm is folded into
 # tell zeros from tokens, see `basis`.
@@ -21,7 +21,7 @@ def fold_of(name: str, trace: Trace, plan: FoldPlan) -> Fold:
         return fold
     sources = [trace.sources.of.get(('parameter', f'{name}.{vector}')) for vector in ('weight', 'bias')]
     parameters = [number for source in sources if source for number in source.numbers]
-    if name not in trace.ran:
+    if name not in trace.reads:
         fold.obstacle = Obstacle('did not run')
     elif use := trace.obstacle_of(parameters):
         fold.obstacle = Obstacle('affine used', cause=use)
@@ -35,10 +35,10 @@ def fold_of(name: str, trace: Trace, plan: FoldPlan) -> Fold:
 def _alternative(name: str, trace: Trace, plan: FoldPlan) -> str:
     """A norm that did not run in a module that has norms alone, such as one for each of two adapters; or ''."""
     parent, _, _ = name.rpartition('.')
-    parts = [f'{parent}.{child}'.lstrip('.') for child, _ in plan.modules[parent].named_children()]
+    parts = [join(parent, child) for child, _ in plan.modules[parent].named_children()]
     if not all(part in plan.norms for part in parts):
         return ''
-    return next((part for part in parts if part not in trace.ran and part in plan.affines), '')
+    return next((part for part in parts if part not in trace.reads and part in plan.affines), '')
 
 
 def layers_reading(trace: Trace, numbers: Iterable[int]) -> list[Layer]:
@@ -47,12 +47,12 @@ def layers_reading(trace: Trace, numbers: Iterable[int]) -> list[Layer]:
     return [layer for layer in trace.layers.values() if not numbers.isdisjoint(layer.inputs)]
 
 
-def layer_use(layers: Sequence[Layer], trace: Trace, plan: FoldPlan) -> tuple[Layer, Obstacle] | None:
-    """The first of these layers into which nothing can be folded, and why."""
+def _layer_obstacle(layers: Sequence[Layer], trace: Trace, plan: FoldPlan) -> Obstacle | None:
+    """Why a norm cannot be folded into all of these layers, or None."""
     for layer in layers:
         use = None if layer.owner in plan.copyable else trace.obstacle_of(layer.weights)
         if obstacle := layer.obstacle or use and Obstacle('weight used', cause=use):
-            return layer, obstacle
+            return Obstacle('neighbor', layer.owner, cause=obstacle)
     return None
 
 
@@ -75,22 +75,20 @@ def _place(fold: Fold, trace: Trace, plan: FoldPlan) -> None:
     is_marked = is_online and not any(use.code == 'joined' for use in uses)
     obstacles = [use for use in uses if use not in allowed and not (
         use.code in _ZEROS and (can_fill or is_marked)) and use.code != 'joined']
-    use = next(iter(sorted(obstacles, key=lambda use: use.code in _ZEROS)), None)
-    problem = None if use else layer_use(readers, trace, plan)
-    if use is None and problem is None and (readers or allowed):
+    use = min(obstacles, key=lambda use: use.code in _ZEROS, default=None)
+    if use or not (readers or allowed):
+        fold.obstacle = Obstacle('used', cause=use or Obstacle('nothing'))
+    else:
+        fold.obstacle = _layer_obstacle(readers, trace, plan)
+    if not fold.obstacle:
         fold.joint, fold.is_padded = joint, is_online and bool(padding or any(use.code in _ZEROS for use in uses))
         fold.pads = [] if is_online else [(name, plan.fills[name]) for name in sorted(padding)]
         fold.sites = [site_of(layer, False, (number - channels.start if number in channels else -1
                                              for number in layer.inputs)) for layer in readers]
         fold.norms_after = list(dict.fromkeys(use.norm for use in allowed if use.norm))
         fold.copied = [layer.owner for layer in readers
-                       if layer.owner in plan.copyable and plan.owners.others(layer.owner)]
-        return
-    if problem:
-        fold.obstacle = Obstacle('neighbor', problem[0].owner, cause=problem[1])
-    else:
-        fold.obstacle = Obstacle('used', cause=use or Obstacle('nothing'))
-    if joint is None and not is_online:
+                       if layer.owner in plan.copyable and plan.other_name(layer.owner)]
+    elif joint is None and not is_online:
         _place_before(fold, len(channels), trace, plan)
 
 
@@ -99,6 +97,6 @@ def _place_before(fold: Fold, size: int, trace: Trace, plan: FoldPlan) -> None:
     layers = [layer for layer in trace.layers.values() if not channels.keys().isdisjoint(layer.outputs)]
     is_alone = fold.norm not in trace.not_from_layers and set(channels.values()) == set(range(size))
     if is_alone and not (trace.obstacle_of(channels, ('layouts', )) or layers_reading(trace, channels)
-                         or layer_use(layers, trace, plan)):
+                         or _layer_obstacle(layers, trace, plan)):
         fold.obstacle = None
         fold.sites = [site_of(layer, True, [channels.get(number, -1) for number in layer.outputs]) for layer in layers]

@@ -1,13 +1,10 @@
 """Step 1 of folding: a run on tagged tensors, which shows what consumes each norm, layer and parameter.
 
 Beside each output of a norm or layer, and each parameter, goes its tag (see `tags`), from which layers read the
-channels that they consume. Sums of tagged tensors with the same channels are residual streams: their tag goes on, and
-their sources belong together from then on. Products with a factor for each token, or with a LayerScale, are linear,
-too. Only the functions listed in `operators` keep a tag. Any other one is a consumer that prevents folding, whatever it
-computes on the example: a comparison or a top-k would see other values in a folded model. So the result holds for all
-inputs of the code paths that the examples take.
-
-Step 3 compares outputs, so this step need not see all: a bias that is shared, or a write to the input of a norm.
+channels that they consume. Only the functions listed in `operators` keep a tag. Any other one is a consumer that
+prevents folding, whatever it computes on the example: a comparison or a top-k would see other values in a folded model.
+So the result holds for all inputs of the code paths that the examples take. Step 3 compares outputs, so this step need
+not see all: a bias that is shared, or a write to the input of a norm.
 """
 from __future__ import annotations
 
@@ -31,8 +28,7 @@ from .folds import Use
 from .obstacles import Obstacle
 from .operators import CASTS, JOINS, MATRIX_PRODUCTS, MIXERS, MOVES, PRODUCTS, SHAPE_ONLY, SIZES, SUMS
 from .plan import FoldPlan, call_obstacle
-from .record import Layer, Trace
-from .recorder import Recorder
+from .recorder import Layer, Recorder, Trace
 from .tags import MIXED, NOTHING, Numbers, Tag, unrepeated
 
 _TRAILING = {F.linear: 0, F.conv1d: 1, F.conv2d: 2, F.conv3d: 3}  # dimensions after the channels
@@ -72,8 +68,7 @@ class _Unseen(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if not self._tracer.is_suspended and not self._tracer.depth:
-            for tensor in tensors_in((args, kwargs or {})):
-                self._tracer.block(tensor, Use('unseen code', func._schema.name))
+            self._tracer.block(Use('unseen code', func._schema.name), *tensors_in((args, kwargs or {})))
         return func(*args, **(kwargs or {}))
 
 
@@ -128,8 +123,7 @@ class _Tracer(Recorder):
             known = set(map(id, tensors_in(output)))
             if any(reference() is not None and id(reference()) not in known for reference in self._tagged):
                 gc.collect()  # it may be garbage
-            for tensor in [reference() for reference in self._tagged]:
-                self.block(tensor, Use('output'))
+            self.block(Use('output'), *(reference() for reference in self._tagged))
             for tensor in filter(lambda tensor: tensor is not None, [reference() for reference in self._scored]):
                 self._note_read(tensor.scores)
             del output
@@ -190,7 +184,6 @@ class _Tracer(Recorder):
                     receivers[kind, name] = tuple(commonprefix([chain, receivers.get((kind, name), chain)]))
 
     def _record_norm(self, name: str, norm: nn.Module, x: Tensor, y: Tensor, axis: int) -> None:
-        self.trace.ran.add(name)
         channels = self._sources.of['norm', name].numbers
         size = len(channels)
         axis = next((dim for dim in (axis, -1, 1) if dim < x.dim() and x.shape[dim] == size), axis)
@@ -199,26 +192,22 @@ class _Tracer(Recorder):
             self.trace.not_from_layers.add(name)
             self.trace.reads[name] = [NOTHING] * size
             return
-        numbers = self._tokens(x, axis)
-        self._record_stream_read(name, numbers)
+        numbers, reads = self._tokens(x, axis), self.trace.reads
+        columns = self._stream_columns(numbers)
+        if columns is None or not self._are_same(reads.setdefault(name, columns), columns):
+            reads[name] = [MIXED] * size
+            self._add_use(numbers, Use('layouts', name))
         if self._sources.kinds(numbers) != {'layer'} or bool((numbers < 0).any()):
             self.trace.not_from_layers.add(name)
-            return self.block(x, Use('norm', name, norm=name))
+            return self.block(Use('norm', name, norm=name), x)
         for pair in np.unique(numbers * size + np.arange(size)).tolist():
             number, channel = divmod(pair, size)
             if self.trace.before.setdefault(number, (name, channel)) != (name, channel):
                 self._add_use([number], Use('other norm', name))
 
-    def _record_stream_read(self, name: str, numbers: Numbers) -> None:
-        """Records the channels of a residual stream that a norm reads; all its sources are one stream."""
-        columns = self._stream_columns(numbers)
-        reads = self.trace.reads
-        if columns is None or not self._are_same(reads.setdefault(name, columns), columns):
-            reads[name] = [MIXED] * numbers.shape[1]
-            self._add_use(numbers, Use('layouts', name))
-
     def _stream_columns(self, numbers: Numbers) -> list[int] | None:
-        """The number of a source at each column, `NOTHING` for none; None if a column has several channels."""
+        """The number of a source at each column, `NOTHING` for none, or None if a column has several channels. All
+        sources are one stream from now on."""
         written = self._sources.written[numbers]
         if MIXED in written or not _is_same(self._sources.channel[written]):
             return None
@@ -284,11 +273,9 @@ class _Tracer(Recorder):
             if tags is None and self._unify(tagged, name):
                 tags = self._moved(func, name, args, kwargs, outputs)
         if tags is None:
-            for tensor in tagged:
-                self.block(tensor, Use('function', name))
+            self.block(Use('function', name), *tagged)
         elif name in JOINS and args and any(not part.numel() for part in args[0]):
-            for tensor in tagged:
-                self.block(tensor, Use('empty'))
+            self.block(Use('empty'), *tagged)
         elif name == 'pad':
             self._record_padding(*args, **kwargs)
         crosses = any(getattr(tensor, 'crosses', False) for tensor in tagged)
@@ -302,9 +289,8 @@ class _Tracer(Recorder):
         """The tags of a function's outputs, None for one that depends on no tag; None if it does not move elements."""
         is_copied = any(hasattr(tensor, 'tag') for tensor in outputs)  # an argument, which has perhaps been written to
         try:
-            results = [func(*map_tensors(partial(_values, which, is_copied), args),
-                            **map_tensors(partial(_values, which, is_copied), kwargs)) for which in (0, 1)]
-            pairs = list(zip(*map(tensors_in, results), strict=True))
+            calls = [map_tensors(partial(_values, which, is_copied), (args, kwargs)) for which in (0, 1)]
+            pairs = list(zip(*(tensors_in(func(*args, **kwargs)) for args, kwargs in calls), strict=True))
         except Exception:  # for example a write into an expanded tensor
             return None
         tags: list[Tag | None] = []
@@ -335,7 +321,7 @@ class _Tracer(Recorder):
         return True
 
     def _sum(self, name: str, input, other, *, alpha=1, output: Tensor) -> list[Tag] | None:
-        """Two tensors with the same channels are one residual stream."""
+        """Two tensors with the same channels are one residual stream, whose sources belong together from now on."""
         if not isinstance(other, Tensor):
             return [input.tag] if other == 0 and hasattr(input, 'tag') else None
         if not isinstance(input, Tensor) or not (hasattr(input, 'tag') and hasattr(other, 'tag')):
@@ -406,7 +392,7 @@ class _Tracer(Recorder):
             for number in input.tag.found:
                 self.trace.padded.setdefault(number, set()).add(module)
         if not any(pad):
-            self.block(input, Use('maybe padded'))
+            self.block(Use('maybe padded'), input)
 
     # Layers.
 
@@ -430,9 +416,7 @@ class _Tracer(Recorder):
                        stride=1, padding=0, dilation=1, groups: int = 1) -> None:
         part = self._part(weight)
         if part is None:
-            for tensor in tensors_in([input, weight, bias]):
-                self.block(tensor, Use('computed weight'))
-            return
+            return self.block(Use('computed weight'), input, weight, bias)
         owner, axis = part[0].rpartition('.')[0], input.dim() - 1 - trailing
         if self._inside and self._inside[-1] in self._aliases.get(part[0], ()):  # a shared weight
             owner = self._inside[-1]
@@ -441,11 +425,9 @@ class _Tracer(Recorder):
         pads = max(weight.shape[2:]) > 1 if padding == 'same' else padding != 'valid' and bool(
             torch.as_tensor(padding).any())
         if trailing and pads:
-            kernel = 'x'.join(map(str, weight.shape[2:]))
-            self.block(input, Use('padded convolution', owner, kernel))
-        has_inputs = hasattr(input, 'tag') and input.numel()
-        inputs = self._columns(input, axis, owner) if has_inputs else None
-        self._record_layer(part, owner, [NOTHING] * input.shape[axis] if inputs is None else inputs, bias)
+            self.block(Use('padded convolution', owner, 'x'.join(map(str, weight.shape[2:]))), input)
+        inputs = self._columns(input, axis, owner) if hasattr(input, 'tag') and input.numel() else None
+        self._record_layer(part, owner, inputs or [NOTHING] * input.shape[axis], bias)
         outputs = self._sources.of['layer', part[0]].numbers[part[1]:part[2]]
         self._set(y, self._along(outputs, y, axis), crosses=True)
 
@@ -455,14 +437,14 @@ class _Tracer(Recorder):
         columns = numbers.max(0)
         if _is_same(numbers) and MIXED not in numbers:
             if bool((numbers != columns).any()):
-                self.block(x, Use('mixed', owner))
+                self.block(Use('mixed', owner), x)
             return columns.tolist()
         kinds = self._sources.kinds(numbers)
         if 'norm' not in kinds and (stream := self._stream_columns(numbers)) is not None:
             return stream
         # Several channels at one place, or outputs of a norm and something else.
         is_mixed = 'norm' in kinds and len(kinds) > 1 and _is_same(self._sources.channel[numbers])
-        self.block(x, Use('mixed' if is_mixed else 'dimension', owner))
+        self.block(Use('mixed' if is_mixed else 'dimension', owner), x)
         return None
 
     def _record_layer(self, part: tuple[str, int, int], owner: str, inputs: list[int], bias: Tensor | None) -> None:
@@ -473,13 +455,10 @@ class _Tracer(Recorder):
         if len(rows) != len(numbers) or any(source.kind != 'parameter' for source, _ in rows) or (
                 bias is not None and not numbers):
             obstacle, rows = obstacle or Obstacle('computed bias'), []
-        layer = self.trace.layers.get((*part, owner))
-        if layer is None:
-            sources = self._sources.of
-            layer = self.trace.layers[(*part, owner)] = Layer(
-                owner, self._aliases.get(name, {}).get(owner, name), (first, end),
-                sources['parameter', name].numbers[first:end], sources['layer', name].numbers[first:end], inputs,
-                tuple((source.name, index) for source, index in rows), obstacle)
+        weights, outputs = (self._sources.of[kind, name].numbers[first:end] for kind in ('parameter', 'layer'))
+        layer = self.trace.layers.setdefault((*part, owner), Layer(
+            owner, self._aliases.get(name, {}).get(owner, name), (first, end), weights, outputs, inputs,
+            tuple((source.name, index) for source, index in rows), obstacle))
         layer.obstacle = layer.obstacle or obstacle
         if inputs != layer.inputs and ('norm' in self._sources.kinds([*inputs, *layer.inputs])
                                        or not self._are_same(layer.inputs, inputs)):

@@ -204,17 +204,15 @@ def _compare(before: Sequence[_Outputs], after: Sequence[_Outputs], dtype: torch
 
 def _differences(before: Sequence[Tensor], after: Sequence[Tensor], dtype: torch.dtype | None) -> list[float]:
     """The largest difference of each pair of outputs, relative to the largest value before; inf if not comparable."""
-    if len(before) != len(after) or any(a.shape != b.shape for a, b in zip(before, after, strict=True)):
-        return [float('inf')]
+    if [a.shape for a in before] != [b.shape for b in after]:
+        return [torch.inf]
     found = []
     for a, b in zip(before, after, strict=True):
-        if not a.is_floating_point():
-            if dtype is not None and not torch.equal(a, b):  # class indices may change by rounding
-                found.append(float('inf'))
-            continue
         is_finite = a.isfinite()
-        if not torch.equal(is_finite, b.isfinite()):
-            found.append(float('inf'))
+        if not a.is_floating_point():  # class indices may change by rounding
+            found += [torch.inf] * (dtype is not None and not torch.equal(a, b))
+        elif not torch.equal(is_finite, b.isfinite()):
+            found.append(torch.inf)
         elif is_finite.any():
             a, b = a[is_finite].double(), b[is_finite].double()
             found.append(((a - b).abs().max() / (a.abs().max() if a.any() else 1.)).item())

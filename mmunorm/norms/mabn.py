@@ -16,9 +16,8 @@ from .un import OfflineNorm
 class MABN(OfflineNorm):
     """Moving average BN: normalizes by a moving average of the mean square.
 
-    The gradient is estimated by the arithmetic mean of the last `window` gradient statistics. In the warm-up
-    it is exact, and the statistics are those of the step. The paper centers the weights of the
-    preceding layer instead of the activations; this package, as in UN's comparison, changes no other layer.
+    The gradient is estimated by the arithmetic mean of the last `window` gradient statistics. The paper centers the
+    weights of the preceding layer instead of the activations; this package, as in UN's comparison, does not.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.

@@ -16,7 +16,6 @@ class PN(OfflineNorm):
     """PowerNorm: normalizes by the moving average of the EARLIER steps' mean squares.
 
     The gradient is estimated with the running statistic `nu` of its Algorithm 2, the buffer `psi`.
-    During warm-up the statistics are those of the step, and the gradient is exact.
 
     Args:
         num_features (int): channels C of the `(..., C)` input.

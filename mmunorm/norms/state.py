@@ -188,13 +188,6 @@ class OfflineState(Norm):
         if isinstance(self.warmup_iters, float):
             self.exact_steps = self._steps_of_records if done / steps >= self.warmup_iters else 1 << 62
 
-    def _check_progress(self) -> None:
-        if self.exact_steps is None:
-            raise RuntimeError(
-                f'{type(self).__name__}: warmup_iters={self.warmup_iters} is a share of a run whose length is unknown. '
-                'OfflineNormHook sets the progress; without it, call set_progress(done, steps) of each norm before '
-                'each step, or set a number of steps.')
-
     def extra_repr(self) -> str:
         arguments = ('eps', 'alpha', 'warmup_iters', 'window', 'outlier_filter', 'forward_average', 'backward_average',
                      'backward_momentum', 'centered', 'layer_scale', 'synchronized')

@@ -78,7 +78,11 @@ class OfflineNorm(OfflineState):
 
     def _new_step(self, x: Tensor, valid: Tensor | None) -> Step:
         """Forward 1 to 3 and 5."""
-        self._check_progress()
+        if self.exact_steps is None:
+            raise RuntimeError(
+                f'{type(self).__name__}: warmup_iters={self.warmup_iters} is a share of a run whose length is unknown. '
+                'OfflineNormHook sets the progress; without it, call set_progress(done, steps) of each norm before '
+                'each step, or set a number of steps.')
         if triton := kernels.triton_for(self, x, valid):
             return triton.new_step(self, x)
         measured = self._measure(x, valid)
