@@ -24,7 +24,7 @@ from mmunorm.checkpoints.loading import load_weights
 from mmunorm.cli.arguments import command, load_config, out_folder, positive, set_dataloader_defaults
 from mmunorm.config.models import build_model
 from mmunorm.config.presets import NORMS, replace_norm_cfgs
-from mmunorm.conversion.statistics import NUM_SUMS, mean_and_square, nearest_affine, token_sums
+from mmunorm.conversion.statistics import NUM_SUMS, nearest_affine, token_sums
 from mmunorm.engine.calibration import samples_of, test_metrics, training_batches
 from mmunorm.engine.conversion import adapt_backbone
 from mmunorm.fusion.norms import affine_of
@@ -135,7 +135,7 @@ def without_layer_norm(model, run, norm_cfg, kept):
     mmunorm.replace_norms(model, norm_cfg)
     for name, norm in norms.items():
         gamma, beta = affine_of(norm)
-        mean, square = mean_and_square(sums[name])
+        mean, square = sums[name][1:3] / sums[name][0]
         target = model.get_submodule(name)
         a, b = (gamma / (square + target.eps).sqrt(), beta) if kept else nearest_affine(
             sums[name], gamma, beta, torch.finfo(torch.float32).eps)

@@ -32,8 +32,7 @@ class UNSwinTransformer(SwinTransformer):
     mmpretrain Swin checkpoints load too, also old ones. If a checkpoint has another `window_size`, its relative
     position biases are resized by bicubic interpolation.
 
-    Takes `(N, in_channels, H, W)` and returns a tuple with one `(N, C_i, H_i, W_i)` for each of
-    `out_indices`.
+    Takes `(N, in_channels, H, W)` and returns a tuple with one `(N, C_i, H_i, W_i)` for each of `out_indices`.
 
     Args:
         arch (str | dict): 'tiny', 'small', 'base', 'large' or a dict of `embed_dims`, `depths` and
@@ -60,12 +59,8 @@ class UNSwinTransformer(SwinTransformer):
                  init_cfg: dict | list[dict] | None = DEFAULT_INIT_CFG, **kwargs):
         check_norm_cfg(norm_cfg)
         super().__init__(
-            arch,
-            norm_cfg=norm_cfg,
-            stage_cfgs=_map_cfgs(lambda cfg: _stage_cfg(cfg, norm_cfg), stage_cfgs),
-            patch_cfg={'norm_cfg': norm_cfg, **(patch_cfg or {})},
-            init_cfg=init_cfg,
-            **kwargs)
+            arch, norm_cfg=norm_cfg, stage_cfgs=_map_cfgs(lambda cfg: _stage_cfg(cfg, norm_cfg), stage_cfgs),
+            patch_cfg={'norm_cfg': norm_cfg, **(patch_cfg or {})}, init_cfg=init_cfg, **kwargs)
         # Must be done before DDP wraps the model: DDP waits for the gradients of what requires one at that time.
         self._freeze_stages()
 

@@ -102,9 +102,7 @@ class UNT2TViT(T2T_ViT):
             embed_dims=embed_dims,
             # The stock class writes into this list.
             out_indices=[out_indices] if isinstance(out_indices, int) else list(out_indices),
-            norm_cfg=norm_cfg,
-            init_cfg=init_cfg,
-            **kwargs)
+            norm_cfg=norm_cfg, init_cfg=init_cfg, **kwargs)
         defaults = dict(img_size=img_size, in_channels=in_channels, embed_dims=embed_dims, norm_cfg=norm_cfg)
         self.tokens_to_token = T2TModule(**{**defaults, **(t2t_cfg or {})})
         self.patch_resolution = self.tokens_to_token.init_out_size

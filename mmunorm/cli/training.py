@@ -33,20 +33,15 @@ def build_runner(cfg: Config) -> Runner:
                              f'{"torchrun" if cfg.launcher == "pytorch" else cfg.launcher}: use tools/dist_train.sh, '
                              'tools/dist_test.sh or tools/slurm_train.sh.')
     if cfg.launcher == 'pytorch' and get_device() == 'cpu':
-        _distribute_on_cpu(cfg)
+        # mmengine would select a GPU, both for the process group and for the model.
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group('gloo')
+        cfg.setdefault('model_wrapper_cfg', dict(
+            type='MMDistributedDataParallel', broadcast_buffers=False,
+            find_unused_parameters=cfg.get('find_unused_parameters', False)))
+        cfg.model_wrapper_cfg.device_ids = None
     with clear_build_errors():
         return RUNNERS.build(cfg) if 'runner_type' in cfg else Runner.from_cfg(cfg)
-
-
-def _distribute_on_cpu(cfg: Config) -> None:
-    # mmengine would select a GPU, both for the process group and for the model.
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group('gloo')
-    cfg.setdefault('model_wrapper_cfg', dict(
-        type='MMDistributedDataParallel',
-        broadcast_buffers=False,
-        find_unused_parameters=cfg.get('find_unused_parameters', False)))
-    cfg.model_wrapper_cfg.device_ids = None
 
 
 def log_summary(runner: Runner) -> None:

@@ -21,8 +21,7 @@ def clear_build_errors():
     except (KeyError, TypeError, ValueError, AssertionError, ImportError) as error:
         if isinstance(error, KeyError) and ' ' not in str(error):  # a missing key, not a message
             raise
-        message = f'cannot build the config: {error_text(error)} (--verbose shows where)'
-        raise PreflightError(message) from error
+        raise PreflightError(f'cannot build the config: {error_text(error)} (--verbose shows where)') from error
 
 
 def build_model(cfg: Config) -> nn.Module:

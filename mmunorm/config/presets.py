@@ -39,12 +39,11 @@ def parse_preset(text: str, presets: Mapping[str, dict] = NORMS, what: str = 'no
         return text, dict(presets[text])
     name, _, settings = text.partition('=')
     kind, *arguments = re.split(r',(?![^([]*[)\]])', settings)  # at commas outside brackets
-    keys = [argument.partition('=')[0] for argument in arguments if '=' in argument]
-    if not name or not kind or len(keys) < len(arguments) or not all(map(str.isidentifier, keys)):
+    pairs = [argument.partition('=') for argument in arguments]
+    if not name or not kind or not all(equals and key.isidentifier() for key, equals, _ in pairs):
         raise PreflightError(f'a {what} of your own is NAME=TYPE,argument=value,..., got {text!r}.')
     cfg = dict(type=kind)
-    for argument in arguments:
-        key, _, value = argument.partition('=')
+    for key, _, value in pairs:
         try:
             cfg[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):

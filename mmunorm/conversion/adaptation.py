@@ -26,7 +26,7 @@ from .agreement import Agreement, agreement, teacher_norms
 from .calls import hooked, record_calls
 from .images import batch_of, batches_of, floating, single_images
 from .report import ConversionError
-from .statistics import error_over_variance, mean_and_square, token_sums, tokens_of
+from .statistics import error_over_variance, token_sums, tokens_of
 
 BLOCKS, WHOLE = 'block by block', 'end to end'
 HELD_OUT = 256  # maximum number of held-out images if the caller names none
@@ -250,7 +250,7 @@ def remeasure(model: nn.Module, inputs: Iterable[Tensor]) -> None:
         for x in inputs:
             model(x)
     for norm, total in sums.items():
-        norm.set_affine(*norm.affine(), *mean_and_square(total))
+        norm.set_affine(*norm.affine(), *(total[1:3] / total[0]))  # of E[x] and E[x^2]
 
 
 def _check_pair(model: nn.Module, teacher: nn.Module) -> None:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from ..fusion.norms import affine_of
 from ..modules import disable_fast_path, eval_mode, refuse_save_pretrained, set_submodules
 from ..norms import OfflineNorm
-from ..norms.base import check_norm_cfg
+from ..norms.base import DEFAULT_NORM_CFG, check_norm_cfg
 from ..norms.layers import channel_axis, input_of, is_channels_first
 from ..norms.replace import NOT_SAVED, build_like, check_replaceable, eps_of, is_rms, layer_norms, with_fused_parts
 from ..registry import MODELS
@@ -19,18 +19,8 @@ from ..utils import check_module
 from .calls import ExternalReaders, hooked
 from .images import all_batches, image_warnings, num_samples
 from .report import ConversionError, ConversionReport, ConvertedNorm
-from .statistics import (
-    NUM_SUMS,
-    deviations,
-    mean_and_square,
-    nearest_affine,
-    relative_error,
-    token_sums,
-    tokens_of,
-    valid_tokens,
-)
+from .statistics import NUM_SUMS, deviations, nearest_affine, relative_error, token_sums, tokens_of, valid_tokens
 
-UN_CFG = dict(type='UN')
 TOLERANCE = 0.02  # how far the output of a LayerNorm may be from the formula, as a share of its size; bfloat16 rounds
 SWEEPS = 2  # passes over the batches that fit the norms
 GROUPS = 32  # of batches, at most: parts of the sums that the second sweep replaces
@@ -38,10 +28,7 @@ GROUPS = 32  # of batches, at most: parts of the sums that the second sweep repl
 
 @torch.inference_mode(False)  # parameters made inside it cannot be trained
 @torch.no_grad()
-def convert_norms(model: nn.Module,
-                  batches,
-                  norm_cfg: dict = UN_CFG,
-                  keep: Sequence[str] = (),
+def convert_norms(model: nn.Module, batches, norm_cfg: dict = DEFAULT_NORM_CFG, keep: Sequence[str] = (),
                   progress: bool = False) -> ConversionReport:
     """Replaces every LayerNorm and RMSNorm of a trained model by the nearest offline norm, in place.
 
@@ -312,6 +299,11 @@ class InputStats:
     def nearest(self) -> tuple[Tensor, Tensor]:
         return nearest_affine(self.sums, self.gamma, self.beta, self.precision)
 
+    def fit(self, target: OfflineNorm) -> None:
+        """Fits an offline norm to the inputs, and gives it their E[x] and E[x^2]."""
+        self.check('after the norms that are converted')
+        target.set_affine(*self.nearest(), *(self.sums[1:3] / self.sums[0]))
+
     def error(self, a: Tensor, b: Tensor) -> float:
         return relative_error(self.sums, self.gamma, self.beta, a, b)
 
@@ -364,11 +356,9 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
 
     def hook(target, args, kwargs):
         measured = stats[target]
-        new = measured.add(args, kwargs)
-        sums[index][target] = sums[index].get(target, 0) + new
+        sums[index][target] = sums[index].get(target, 0) + measured.add(args, kwargs)
         if measured.sums[0, 0] > 0:
-            measured.check('after the norms that are converted')
-            target.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
+            measured.fit(target)
 
     with hooked(stats, hook, before=True):
         for _ in range(SWEEPS):
@@ -381,8 +371,7 @@ def _fit(model: nn.Module, batches: list, stats: Mapping[OfflineNorm, InputStats
                     bar.update()
     for target, measured in stats.items():
         measured.sums = sum((group[target] for group in sums if target in group), torch.zeros_like(measured.sums))
-        measured.check('after the norms that are converted')
-        target.set_affine(*measured.nearest(), *mean_and_square(measured.sums))
+        measured.fit(target)
 
 
 def run(model: nn.Module, batch) -> None:

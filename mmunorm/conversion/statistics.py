@@ -76,8 +76,3 @@ def error_over_variance(x: Tensor, target: Tensor) -> Tensor:
     """`|x - target|^2 / |target - mean(target)|^2` over the last dimension, `(N,)` of `(N, n)`."""
     size = (target - target.mean(-1, keepdim=True)).square().sum(-1).clamp(min=EPS)
     return (x - target).square().sum(-1) / size
-
-
-def mean_and_square(sums: Tensor) -> tuple[Tensor, Tensor]:
-    """E[x] and E[x^2] of each channel, `(C,)` each."""
-    return sums[1] / sums[0], sums[2] / sums[0]

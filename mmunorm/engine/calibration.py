@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from mmengine.config import Config
 from mmengine.dataset import Compose, pseudo_collate
-from mmengine.evaluator import Evaluator
 from mmengine.registry import EVALUATOR, init_default_scope
 from mmengine.runner import Runner, set_random_seed
 from PIL import Image
@@ -132,10 +131,9 @@ def test_metrics(cfg: Config, model: nn.Module, title: str) -> dict[str, float]:
     if classes and getattr(model, 'is_detector', True) is False and len(model.classes) != len(classes):
         raise PreflightError(f'the file has {len(model.classes)} classes, and the data set has {len(classes)}.')
     evaluator = cfg.test_evaluator
-    if isinstance(evaluator, dict) and 'metrics' in evaluator:
-        evaluator = EVALUATOR.build(evaluator, default_args=dict(type='Evaluator'))
-    else:
-        evaluator = Evaluator(evaluator)
+    if not isinstance(evaluator, dict) or 'metrics' not in evaluator:
+        evaluator = dict(metrics=evaluator)
+    evaluator = EVALUATOR.build(evaluator, default_args=dict(type='Evaluator'))
     evaluator.dataset_meta = loader.dataset.metainfo
     for batch in tqdm(loader, desc=title, unit='batch', disable=None):
         evaluator.process(data_samples=model.test_step(batch), data_batch=batch)

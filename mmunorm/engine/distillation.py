@@ -14,6 +14,7 @@ from ..checkpoints.loading import load_weights
 from ..config.models import build_model
 from ..config.presets import layer_norm_config
 from ..conversion.statistics import error_over_variance
+from ..modules import map_tensors
 from ..utils import PreflightError
 from .conversion import backbone_of
 from .runner import unwrapped_model
@@ -86,13 +87,9 @@ class DistillationHook(Hook):
             wanted = self._teacher(inputs) if self._is_classifier else self._teacher.backbone(inputs)
         distance = (logit_distance(output, wanted, self.temperature) if self._is_classifier else
                     feature_distance(output, wanted))
-        weighted = {name: _scaled(value, 1 - self.weight) if 'loss' in name else value
+        weighted = {name: map_tensors(lambda loss: loss * (1 - self.weight), value) if 'loss' in name else value
                     for name, value in losses.items()}
         return {**weighted, 'loss_distillation': self.weight * distance}
-
-
-def _scaled(value, factor: float):
-    return [item * factor for item in value] if isinstance(value, (list, tuple)) else value * factor
 
 
 def logit_distance(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

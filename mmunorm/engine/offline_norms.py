@@ -66,13 +66,16 @@ class OfflineNormHook(Hook):
                 isinstance(norm.warmup_iters, float) for norm in norms):
             raise PreflightError(f'OfflineNormHook: torch {torch.__version__} cannot end the warm-up of a compiled '
                                  'model; set warmup_iters to a number of steps, or use torch 2.4 or newer.')
-        if runner.iter == 0:
-            _check_means(runner.model)
-        left = runner.max_iters - runner.iter
-        warnings = [norm.start_run(resumed=runner.iter > 0, steps=left) for norm in norms]
-        for warning in dict.fromkeys(warnings):
-            if warning:
-                runner.logger.warning(warning)
+        frozen = [norm for norm in norms if norm.centered == 'frozen']
+        # Single norms may lack means, such as the output norms of a detector whose backbone comes from a classifier.
+        if runner.iter == 0 and frozen and not any(norm.running_mean.any() for norm in frozen):
+            raise PreflightError(
+                "centered='frozen' keeps the means of the weights that a run starts from, and of the model's "
+                f'{len(frozen)} such norms none has a mean: set centered=True, or start from a checkpoint of a model '
+                'that was trained with centered=True.')
+        warnings = [norm.start_run(resumed=runner.iter > 0, steps=runner.max_iters - runner.iter) for norm in norms]
+        for warning in dict.fromkeys(filter(None, warnings)):
+            runner.logger.warning(warning)
 
     def before_train_iter(self, runner, batch_idx: int, data_batch=None) -> None:
         scaler = getattr(runner.optim_wrapper, 'loss_scaler', None)
@@ -148,20 +151,6 @@ def _uncompiled(model: nn.Module) -> Iterator[None]:
     finally:
         if compiled is not None:
             model.forward = compiled
-
-
-def _check_means(model: nn.Module) -> None:
-    """Raises a PreflightError if the means of all norms with frozen means are 0.
-
-    Single norms may lack them, such as the output norms of a detector whose backbone comes from a classifier.
-    """
-    means = [module.running_mean for module in model.modules()
-             if isinstance(module, OfflineNorm) and module.centered == 'frozen']
-    if means and not any(mean.any() for mean in means):
-        raise PreflightError(
-            "centered='frozen' keeps the means of the weights that a run starts from, and of the model's "
-            f'{len(means)} such norms none has a mean: set centered=True, or start from a checkpoint of a model that '
-            'was trained with centered=True.')
 
 
 def set_loss_scale(model: nn.Module, scaler: GradScaler | Tensor | None) -> None:

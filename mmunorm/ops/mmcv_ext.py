@@ -58,17 +58,12 @@ def roi_align_forward(input, rois, output, argmax_y, argmax_x, aligned_height, a
     _check_rois(input, rois, aligned)
     dtype = _at_least_float32(input, rois)
     output.copy_(_operators().roi_align(
-        input.to(dtype), rois.to(dtype), spatial_scale, aligned_height, aligned_width,
-        sampling_ratio, aligned))
+        input.to(dtype), rois.to(dtype), spatial_scale, aligned_height, aligned_width, sampling_ratio, aligned))
 
 
 def roi_align_backward(grad_output, rois, argmax_y, argmax_x, grad_input, aligned_height,
                        aligned_width, spatial_scale, sampling_ratio, pool_mode, aligned):
     """Adds the gradient of :func:`roi_align_forward` to `grad_input`; the other arguments are those of the forward."""
-    if pool_mode != 1:
-        _refuse("roi_align with pool_mode='max'")
-    if not grad_output.numel():
-        return
     dtype = _at_least_float32(grad_output, rois)
     grad_input.add_(_operators()._roi_align_backward(
         grad_output.to(dtype), rois.to(dtype), spatial_scale, aligned_height, aligned_width,

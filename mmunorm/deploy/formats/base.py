@@ -53,7 +53,7 @@ class Format(ABC):
     suffixes: tuple[str, ...]  # of its files; the first is that of the file to open
     runtime: str  # label
     session: type[Session]  # is made of a path and a number of threads
-    tasks: tuple[str, ...] = ('classifier', 'detector', 'tensors')
+    tasks: tuple[str, ...] = ('classifier', 'detector', 'features', 'tensors')
     packages: tuple[str, ...] = ()  # required for exporting
     run_packages: tuple[str, ...] = ()  # required for running a file
     int8_kinds: tuple[str, ...] = ()  # the kinds of INT8, the default first

@@ -68,7 +68,7 @@ class LiteRt(Format):
     name, suffixes, runtime, session = 'litert', ('.tflite', ), 'LiteRT', LiteRtSession
     packages, run_packages = ('litert_torch', 'ai_edge_litert'), ('ai_edge_litert', )
     int8_kinds, uncalibrated = ('dynamic', 'full', 'products'), ('dynamic', )
-    int8_packages, takes_dynamic = ('ai_edge_quantizer', ), False
+    int8_packages, takes_dynamic, tasks = ('ai_edge_quantizer', ), False, ('classifier', 'detector', 'tensors')
     install = "pip install '.[export]'" if 'mmpretrain' in MISSING else EDGE_INSTALL
     variants = {'litert': Variant(runtime), 'litert-dynamic': Variant(f'{runtime} INT8, dynamic range', 'dynamic'),
                 'litert-products': Variant(f'{runtime} INT8, matmul-only', 'products'),
@@ -162,10 +162,9 @@ def quantize(path: Path, kind: str, samples: Batches, meta: dict) -> list[str]:
                 stage(f'quantizing, ranges: {choice}')
                 with silent():
                     write_quantized(path, recipe, ranges(choice, half), candidate)
-                    left = operators_of(candidate, in_float=True) if kind == 'full' else None
-                    snr[choice] += 0 if left else mean_snr(outputs_of(candidate, held_out), exact)
-                if left:
-                    raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
+                    if kind == 'full' and (left := operators_of(candidate, in_float=True)):
+                        raise PreflightError(f'these operators have no integer kernel: {listed(left)}.')
+                    snr[choice] += mean_snr(outputs_of(candidate, held_out), exact)
             best = max(snr[choice] for choice in choices)
             choices = [choice for choice in choices if snr[choice] >= best - CLEAR]
             if len(choices) == 1:
@@ -181,9 +180,8 @@ def quantize(path: Path, kind: str, samples: Batches, meta: dict) -> list[str]:
 def write_quantized(source: Path, recipe: list[dict], ranges: Ranges | None, path: Path) -> None:
     """Quantizes the floating-point file `source` with the calibrated ranges of its tensors, to `path`."""
     from ai_edge_quantizer import quantizer
-    if path != source:
-        path.write_bytes(source.read_bytes())
     if ranges is not None:
+        path.write_bytes(source.read_bytes())
         with changed(path) as file:
             for graph in file.subgraphs:
                 fit_attention(file, graph, ranges)

@@ -53,7 +53,6 @@ class OnnxSession(Session):
 class Onnx(Format):
     name, suffixes, runtime, session = 'onnx', ('.onnx', ), 'ONNX Runtime', OnnxSession
     packages, run_packages = ('onnx', 'onnxscript', 'onnxruntime'), ('onnxruntime', )
-    tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds, uncalibrated, float_kinds = ('static', 'external'), ('external', ), ('external', )
     variants = {'onnx': Variant(runtime), 'onnx-int8': Variant(f'{runtime} INT8', 'static')}
 
@@ -103,13 +102,12 @@ def _meta_in(text: str) -> dict | None:
 @lru_cache(maxsize=1)  # a benchmark writes several files of one model
 def _onnx_program(model: Exportable) -> torch.onnx.ONNXProgram:
     program = model.program
-    tables = _gelu_translation() | _attention_translation(program) | _nms_translation()
     # An input and an output of one name would be one value.
     outputs = [f'output_{name}' if name in model.graph.inputs else name for name in model.graph.outputs]
     with exporting():
         exported = torch.onnx.export(program, model.inputs, dynamo=True, verbose=False, opset_version=18,
                                      input_names=list(model.graph.inputs), output_names=outputs,
-                                     custom_translation_table=tables)
+                                     custom_translation_table=_translations(program))
     for node in exported.model.graph.all_nodes():
         if 'PerformerAttention' in node.metadata_props.get('pkg.torch.onnx.class_hierarchy', ''):
             node.name = f'{IN_FLOAT}_{node.name}'
@@ -130,11 +128,13 @@ def _own_weights(node) -> None:
             node.replace_input_with(index, copy)
 
 
-def _gelu_translation() -> dict:
-    """GELU in the order of operators that compilers of chips replace by one; opset 20's `Gelu` they do not know."""
+def _translations(program: torch.export.ExportedProgram) -> dict:
+    """Functions that write operators of torch in ONNX, by operator."""
+    from onnxscript import ir
     from onnxscript import opset18 as op
 
-    def to_onnx(x, approximate: str = 'none'):
+    def gelu(x, approximate: str = 'none'):
+        """In the order of operators that compilers of chips replace by one; opset 20's `Gelu` they do not know."""
         half, one, root, cubic = (op.Constant(value_float=value) for value in (0.5, 1., 2**0.5, 0.044715))
         if approximate == 'tanh':
             slope = op.Constant(value_float=(2 / math.pi)**0.5)
@@ -143,20 +143,9 @@ def _gelu_translation() -> dict:
             inner = op.Erf(op.Div(x, root))
         return op.Mul(op.Mul(x, op.Add(inner, one)), half)
 
-    return {torch.ops.aten.gelu.default: to_onnx}
-
-
-def _attention_translation(program: torch.export.ExportedProgram) -> dict:
-    """Attention; torch's own translation scales twice, transposes in 3 dimensions, and takes no masks there."""
-    from onnxscript import ir
-    from onnxscript import opset18 as op
-    attention = torch.ops.aten.scaled_dot_product_attention.default
-    if any(node.args[5:6] == (True, ) or node.kwargs.get('enable_gqa') for node in program.graph.nodes
-           if node.target is attention):
-        return {}
-
-    def to_onnx(query, key, value, attn_mask=None, dropout_p: float = 0., is_causal: bool = False,
-                scale: float | None = None, enable_gqa: bool = False):
+    def attention(query, key, value, attn_mask=None, dropout_p: float = 0., is_causal: bool = False,
+                  scale: float | None = None, enable_gqa: bool = False):
+        """torch's own translation scales twice, transposes in 3 dimensions, and takes no masks there."""
         if scale != 1:
             query = op.Mul(query, op.Constant(value_float=query.shape[-1]**-0.5 if scale is None else scale))
         *outer, tokens, width = range(len(key.shape))
@@ -171,14 +160,8 @@ def _attention_translation(program: torch.export.ExportedProgram) -> dict:
         out = op.MatMul(op.Softmax(scores, axis=-1), value)
         return out if is_allowed is None else op.Mul(out, is_allowed)
 
-    return {attention: to_onnx}
-
-
-def _nms_translation() -> dict:
-    """The ONNX translation of :func:`mmunorm.deploy.tasks.detector.postprocess.nms_mask`."""
-    from onnxscript import opset18 as op
-
-    def to_onnx(boxes, scores, iou_threshold: float):
+    def nms_mask(boxes, scores, iou_threshold: float):
+        """See :func:`mmunorm.deploy.tasks.detector.postprocess.nms_mask`."""
         size = op.Shape(scores)
         most = op.Slice(size, op.Constant(value_ints=[1]), op.Constant(value_ints=[2]))
         selected = op.NonMaxSuppression(
@@ -190,7 +173,12 @@ def _nms_translation() -> dict:
         zeros = op.Expand(op.Constant(value_float=0.), size)
         return op.ScatterND(zeros, indices, op.Expand(op.Constant(value_float=1.), number))
 
-    return {torch.ops.mmunorm.nms_mask.default: to_onnx}
+    aten = torch.ops.aten
+    table = {aten.gelu.default: gelu, torch.ops.mmunorm.nms_mask.default: nms_mask}
+    if not any(node.args[5:6] == (True, ) or node.kwargs.get('enable_gqa') for node in program.graph.nodes
+               if node.target is aten.scaled_dot_product_attention.default):
+        table[aten.scaled_dot_product_attention.default] = attention
+    return table
 
 
 def store_as_half(path: Path) -> None:

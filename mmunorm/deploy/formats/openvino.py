@@ -32,7 +32,6 @@ class OpenVinoSession(Session):
 class OpenVino(Format):
     name, suffixes, runtime, session = 'openvino', ('.xml', '.bin'), 'OpenVINO', OpenVinoSession
     packages, run_packages = ('onnx', 'onnxscript', 'openvino'), ('openvino', )
-    tasks = ('classifier', 'detector', 'features', 'tensors')
     int8_kinds, int8_packages = ('static', ), ('nncf', )
     variants = {'openvino': Variant(runtime), 'openvino-int8': Variant(f'{runtime} INT8', 'static')}
 

@@ -29,7 +29,6 @@ class Torch(Format):
     is_offered = False  # see above
     variants = {'torch': Variant('torch eager'),
                 'compiled': Variant('torch compiled', load_options=dict(compiled=True))}
-    tasks = ('classifier', 'detector', 'features', 'tensors')
 
     def check(self, int8: str | None = None, option: str = 'int8') -> None:
         """Accepts any torch version."""

@@ -1,7 +1,6 @@
 """Ranges of the tensors of a LiteRT file in INT8: from the extremes of each tensor in some runs, by a chosen statistic.
 
-LiteRT's own calibrator takes moving averages over the runs, so that their order matters. Here each candidate is a
-statistic of the runs' extremes. The SNR of its files decides, with each half of the runs held out once.
+LiteRT's own calibrator takes moving averages over the runs, so that their order matters.
 """
 from __future__ import annotations
 

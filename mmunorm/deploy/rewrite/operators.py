@@ -89,8 +89,7 @@ class Editor:
         return node
 
     def constant(self, at: fx.Node, value: Tensor) -> fx.Node:
-        names = dict(self.module.named_buffers(recurse=False))
-        name = next(name for number in itertools.count() if (name := f'constant{number}') not in names)
+        name = next(name for number in itertools.count() if not hasattr(self.module, name := f'constant{number}'))
         self.module.register_buffer(name, value.detach().clone().contiguous())
         with self.graph.inserting_before(at):
             node = self.graph.get_attr(name)
@@ -99,12 +98,8 @@ class Editor:
 
     def value(self, node) -> Tensor | None:
         """The tensor of a constant node."""
-        if not isinstance(node, fx.Node) or node.op != 'get_attr':
-            return None
-        value = self.module
-        for part in node.target.split('.'):
-            value = getattr(value, part)
-        return value
+        is_constant = isinstance(node, fx.Node) and node.op == 'get_attr'
+        return operator.attrgetter(node.target)(self.module) if is_constant else None
 
 
 class _Rewriter(Editor):
