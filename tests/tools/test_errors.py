@@ -118,7 +118,7 @@ EXPORT = [(f'deploy/export {call}', message) for call, message in [
     ('{un} un.pth --format onnx --out empty', '--out empty: must be a regular file'),
 ]]
 DEPLOY = [
-    ('deploy/test {un} nowhere.onnx', 'no exported model nowhere.onnx'), ('deploy/test {un} un.pth', '.onnx or .xml'),
+    ('deploy/test {un} nowhere.onnx', 'no exported model nowhere.onnx'), ('deploy/test {un} un.pth', 'suffix .onnx or'),
     ('deploy/test {un} cut.onnx', 'cut.onnx cannot be loaded: '),
     ('deploy/test {un} alone.xml', 'needs its weights beside it'),
     ('deploy/benchmark {un} un.pth --formats onnx --file torch a.onnx', 'must be one of --formats, onnx'),
