@@ -122,6 +122,7 @@ def test_a_missing_package(name, tmp_path, monkeypatch):
 
 def test_which_python(tmp_path, monkeypatch):
     vendor = Vendor('rknn', 'rknn', 'rknn-toolkit2 2.5.0')
+    monkeypatch.delenv('MMUNORM_RKNN_PYTHON', raising=False)
     monkeypatch.setattr(process, 'ROOT', tmp_path)
     monkeypatch.setattr(process, 'find_spec', lambda module: None)
     (tmp_path / '.venv-rknn/bin').mkdir(parents=True)
